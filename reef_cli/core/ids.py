@@ -1,0 +1,69 @@
+"""Ids: time-ordered, unique across processes, safe in URLs, file names and git refs.
+
+A record id (receipt) is a UUIDv7 (RFC 9562 section 5.7) as 32 lower-case hex digits: sorts by time, so index pages are
+appended to instead of split. Within one process ids are strictly increasing, also inside one millisecond.
+"""
+
+import re
+import secrets
+import threading
+import time
+from typing import NewType
+
+RecordId = NewType("RecordId", str)
+ReleaseId = NewType("ReleaseId", str)
+JobId = NewType("JobId", str)
+ContentId = NewType("ContentId", str)
+
+_SCENARIO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RELEASE = re.compile(r"r(\d+)-[0-9a-f]{8}")
+
+_lock = threading.Lock()
+_last = 0
+
+
+def new_id() -> str:
+    """A fresh UUIDv7 as 32 hex digits, greater than every id this process made before."""
+    global _last
+    stamp = (time.time_ns() // 1_000_000) << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
+    with _lock:
+        if stamp <= _last:
+            # Same millisecond, or the clock stepped back: count up in the 62 random bits, keeping version and variant.
+            stamp = _last + 1
+        _last = stamp
+    return f"{stamp:032x}"
+
+
+def id_time(identifier: str) -> float:
+    """Unix seconds at which a UUIDv7 id was made."""
+    return int(identifier[:12], 16) / 1000
+
+
+def new_release_id(step: int) -> ReleaseId:
+    """`r<step>-<8 hex>`: readable, unique, and sorted by eye; `step` counts the releases before it in the chain."""
+    return ReleaseId(f"r{step}-{secrets.token_hex(4)}")
+
+
+def release_step(release_id: str) -> int | None:
+    """The step in a release id, or None when the text is no release id."""
+    match = _RELEASE.fullmatch(release_id)
+    return int(match[1]) if match else None
+
+
+def valid_scenario(name: str) -> bool:
+    """Scenario names are 1 to 64 of letters, digits, `.`, `_`, `-`, start with a letter or digit, and hold no `..`.
+
+    That makes them safe as a git ref, a file name and a URL segment.
+    """
+    return _SCENARIO.fullmatch(name) is not None and ".." not in name and not name.endswith((".", ".lock"))
+
+
+def weight_version(scenario: str, release_id: str) -> str:
+    """The label an engine carries for a scenario's release: `<scenario>@<release>`."""
+    return f"{scenario}@{release_id}"
+
+
+def split_weight_version(label: str) -> tuple[str, str] | None:
+    """`(scenario, release_id)` of a label made by `weight_version`; None for foreign labels such as `base`."""
+    scenario, at, release = label.rpartition("@")
+    return (scenario, release) if at and release_step(release) is not None else None
