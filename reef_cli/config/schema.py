@@ -1,0 +1,232 @@
+"""The settings of `serve.yaml`, one frozen dataclass per section. Field docstrings are the user documentation.
+
+Recipe settings sit beside the service's own keys in the `reef:` section; they are checked against the recipe's
+`settings_type` by `config.load`, which also knows flags (`--engine.kind`), environment (`REEF_ENGINE__KIND`) and origins.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ReefSettings:
+    """The service and its recipe."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback exposes the server to the network."""
+
+    port: int = 8900
+    """Port to listen on; 0 picks a free one."""
+
+    home: str = ".reef"
+    """Folder of all state, made with mode 0700."""
+
+    token: str | None = None
+    """Bearer token clients must send. Absent: made on first start and kept in `<home>/token` with mode 0600."""
+
+    tokens: Sequence[str] = ()
+    """Further valid tokens, for rotation."""
+
+    default_scenario: str | None = "default"
+    """Scenario of requests without the `x-reef-scenario` header; null makes the header mandatory."""
+
+    implicit_scenarios: bool = True
+    """Whether a first request creates its scenario."""
+
+    durability: Literal["process", "power"] = "process"
+    """What a receipt survives: a killed process, or also power loss (fsync before the receipt is out)."""
+
+    recipe: str | None = None
+    """Dotted path `module:Class` of the learning recipe; absent: record only."""
+
+    training_mode: Literal["auto", "manual", "hybrid"] = "auto"
+    """When jobs start: by themselves, on `reef train`, or both."""
+
+    publish: Literal["auto", "review"] = "auto"
+    """Whether winners are released at once or held for a person."""
+
+    cadence: Literal["gated", "rolling"] | None = None
+    """Overrides the recipe's own cadence."""
+
+    push_wait_s: float = 300.0
+    """Longest wait of a request for a weight push before it gets 503."""
+
+    body_limit_bytes: int = 64 * 1024 * 1024
+    """Largest request body."""
+
+    redact: str | None = None
+    """Dotted path of a function that rewrites each record before it is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What generates tokens."""
+
+    kind: Literal["embedded", "sglang", "upstream"] = "embedded"
+    """Engine: Reef's own CPU server, a real SGLang, or another provider."""
+
+    model: str = "smollm2-135m-instruct"
+    """Model name, folder or hub id."""
+
+    url: str | None = None
+    """Base URL of an upstream provider, or of an SGLang that already runs."""
+
+    api: Literal["openai", "anthropic", "responses"] = "openai"
+    """Dialect of the upstream."""
+
+    api_key: str | None = None
+    """Key for the upstream; give it as `${VARIABLE}` or in a 0600 file named by `api_key_file`."""
+
+    api_key_file: str | None = None
+    """File with the upstream key, mode 0600."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of a local engine."""
+
+    threads: int | None = None
+    """CPU threads of the embedded engine; absent: all cores."""
+
+    max_running_requests: int = 16
+    """Requests a local engine runs at once; more wait in its queue."""
+
+    context_length: int | None = None
+    """Longest prompt plus answer in tokens; absent: the model's own, capped at 4096 on the embedded engine."""
+
+    max_lora_rank: int = 64
+    """Largest rank of a LoRA adapter a local engine accepts."""
+
+    sglang: Mapping[str, Any] = field(default_factory=dict)
+    """Native SGLang flags, passed through."""
+
+    start_timeout_s: float = 300.0
+    """Longest wait for a local engine to become ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """The trainer subprocess."""
+
+    method: Literal["lora", "full"] = "lora"
+    """What is trained: a LoRA adapter, or all weights."""
+
+    push: Literal["adapter", "merged", "full"] | None = None
+    """How weights reach the engine: as a LoRA adapter, merged through a process group, or full; absent: by method."""
+
+    rank: int = 16
+    """LoRA rank."""
+
+    alpha: float = 32.0
+    """LoRA alpha; the update is scaled by alpha / rank."""
+
+    target_modules: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers that get an adapter."""
+
+    world_size: int = 1
+    """Trainer processes (one per GPU)."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Precision of the forward pass; optimizer states are fp32."""
+
+    zero_stage: int = 1
+    """DeepSpeed ZeRO stage, 0 to 3."""
+
+    micro_batch: int = 8
+    """Samples per forward pass."""
+
+    threads: int | None = None
+    """CPU threads per trainer process; absent: all cores."""
+
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    """DeepSpeed configuration merged over Reef's own."""
+
+    start_timeout_s: float = 300.0
+    """Longest wait for the trainer to come up."""
+
+    step_timeout_s: float = 3600.0
+    """Longest silence of the trainer's heartbeat before it is restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSettings:
+    """The gate every candidate passes before it is released."""
+
+    suite: str | None = None
+    """JSONL file of items with graders, or a dotted path; absent: the gate is open and says so in the evidence."""
+
+    split: Literal["all", "heldout", "development"] = "heldout"
+    """Which items of the suite decide."""
+
+    limit: int | None = None
+    """At most this many items."""
+
+    max_new_tokens: int = 128
+    """Longest answer in tokens."""
+
+    temperature: float = 0.0
+    """Sampling temperature of the evaluation; 0 is greedy."""
+
+    alpha: float = 0.05
+    """Chance of publishing a candidate that is no better."""
+
+    regression_margin: float = 0.0
+    """Rolling cadence: a full gate rolls back when the candidate is shown worse than the last gated release by more than this."""
+
+    smoke_items: int = 4
+    """Items of the quick check of a rolling step."""
+
+    max_kl: float = 1.0
+    """Rolling cadence: largest mean KL in nats per token to the last gated release."""
+
+    concurrency: int = 8
+    """Answers asked for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """Retention and the release store."""
+
+    keep_bytes: int | None = None
+    """Evict consumed records beyond this many bytes, oldest first; absent: keep all."""
+
+    keep_days: float | None = None
+    """Evict consumed records older than this; absent: keep all."""
+
+    keep_checkpoints: int = 3
+    """Trainer checkpoints kept besides those of gated releases."""
+
+    lfs: Literal["auto", "always", "never"] = "auto"
+    """Whether Git LFS manages large files: when the program is there, required, or never."""
+
+    remote: str | None = None
+    """Git remote the release chain is pushed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """Metrics, tracing and logs."""
+
+    metrics: bool = True
+    """Serve Prometheus metrics at `/metrics`."""
+
+    tracing: bool = False
+    """Export OpenTelemetry spans (needs the `otel` extra)."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level written to `<home>/logs/reef.log`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A whole `serve.yaml`, checked. `recipe_settings` are the recipe's own keys, still raw."""
+
+    reef: ReefSettings = field(default_factory=ReefSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    recipe_settings: Mapping[str, Any] = field(default_factory=dict)
