@@ -173,7 +173,7 @@ class EvaluationSettings:
     """Chance of publishing a candidate that is no better."""
 
     regression_margin: float = 0.0
-    """Rolling cadence: a full gate rolls back when the candidate is shown worse than the last gated release by more than this."""
+    """Rolling cadence: a full gate rolls back a candidate shown worse than the last gated release by more than this."""
 
     smoke_items: int = 4
     """Items of the quick check of a rolling step."""

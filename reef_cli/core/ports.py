@@ -224,7 +224,9 @@ class Publishing(Protocol):
 
     async def promote(self, scenario: str, release_id: ReleaseId, expected_head: ReleaseId | None, author: str) -> Release: ...
 
-    async def rollback(self, scenario: str, release_id: ReleaseId | None, expected_head: ReleaseId | None, author: str) -> Release: ...
+    async def rollback(
+        self, scenario: str, release_id: ReleaseId | None, expected_head: ReleaseId | None, author: str
+    ) -> Release: ...
 
     async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:
         """The release a request gets: the pin (404 unknown, 409 not servable, 503 while loading) or the routing policy's."""
