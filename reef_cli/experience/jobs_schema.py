@@ -1,0 +1,75 @@
+"""Tables of the learning ledger and of release events, in the experience database so that settlement and consumption commit
+together. Written only through `ExperienceLog.write`; their meaning is in `learning.jobs` and `supervisor.publisher`.
+"""
+
+import sqlite3
+
+DDL = """
+CREATE TABLE jobs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    scenario TEXT NOT NULL,
+    recipe TEXT NOT NULL,
+    state TEXT NOT NULL,
+    base_release_id TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    outcome TEXT,
+    reason TEXT,
+    content_id TEXT,
+    release_id TEXT,
+    attempt INTEGER NOT NULL DEFAULT 1,
+    detail TEXT NOT NULL DEFAULT '{}'
+);
+CREATE INDEX jobs_scenario ON jobs (scenario, seq);
+CREATE INDEX jobs_open ON jobs (state) WHERE state NOT IN ('settled', 'failed');
+
+CREATE TABLE job_events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    job_id TEXT NOT NULL REFERENCES jobs (id),
+    scenario TEXT NOT NULL,
+    at REAL NOT NULL,
+    state TEXT NOT NULL,
+    detail TEXT NOT NULL DEFAULT '{}'
+);
+CREATE INDEX job_events_job ON job_events (job_id, seq);
+
+CREATE TABLE sample_state (
+    recipe TEXT NOT NULL,
+    report_id TEXT NOT NULL,
+    scenario TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '',
+    job_id TEXT,
+    at REAL NOT NULL,
+    PRIMARY KEY (recipe, report_id)
+) WITHOUT ROWID;
+CREATE INDEX sample_state_queue ON sample_state (scenario, state, sequence);
+CREATE INDEX sample_state_job ON sample_state (job_id);
+
+CREATE TABLE trained_records (
+    recipe TEXT NOT NULL,
+    record_id TEXT NOT NULL,
+    scenario TEXT NOT NULL,
+    job_id TEXT NOT NULL,
+    PRIMARY KEY (recipe, record_id)
+) WITHOUT ROWID;
+
+CREATE TABLE release_events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    scenario TEXT NOT NULL,
+    release_id TEXT NOT NULL,
+    at REAL NOT NULL,
+    event TEXT NOT NULL,
+    detail TEXT NOT NULL DEFAULT '{}'
+);
+CREATE INDEX release_events_scenario ON release_events (scenario, seq);
+"""
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Make the tables; runs inside the migration's transaction."""
+    for statement in DDL.split(";"):
+        if statement.strip():
+            connection.execute(statement)
