@@ -42,6 +42,8 @@ CREATE TABLE sample_state (
     state TEXT NOT NULL,
     reason TEXT NOT NULL DEFAULT '',
     job_id TEXT,
+    step INTEGER,
+    attempts INTEGER NOT NULL DEFAULT 0,
     at REAL NOT NULL,
     PRIMARY KEY (recipe, report_id)
 ) WITHOUT ROWID;
