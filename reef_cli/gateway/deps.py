@@ -1,0 +1,131 @@
+"""What the gateway is given: every collaborator it uses, in one frozen object made by the supervisor.
+
+Handlers find it with `deps_of(request)`. Optional collaborators are None (no learning in a record-only deployment); routes
+that need one then answer with a clear code instead of failing. Knows nothing of how anything here is made.
+
+Inference routes are a table `ROUTES: Sequence[tuple[method, path, handler]]` of `gateway.inference`; every path starts with
+`/v1/`, and `/s/<scenario>/v1/...` and doubled slashes reach the same handlers (`gateway.app` rewrites before matching).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from reef_cli.config.schema import ReefSettings
+from reef_cli.core.clock import Clock, SystemClock
+from reef_cli.core.ports import ChatTemplate, LearningPort, Publishing
+from reef_cli.core.types import Release
+
+if TYPE_CHECKING:
+    from reef_cli.experience.log import ExperienceLog
+    from reef_cli.gateway.auth import TokenBook
+    from reef_cli.gateway.backends import Backend
+    from reef_cli.releases.service import ReleaseService
+    from reef_cli.telemetry.metrics import Metrics
+
+
+class DrainFlag:
+    """Set once when the server stops: new requests get 503, `idle` resolves when the running ones are done."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def start(self) -> None:
+        self.active = True
+
+    def enter(self) -> None:
+        self.running += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self.running -= 1
+        if self.running == 0:
+            self._idle.set()
+
+    async def idle(self, timeout: float | None = None) -> bool:
+        """Wait until no request runs; False when `timeout` seconds passed first."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """Knobs of the HTTP edge that have no key in serve.yaml; the defaults are right for production."""
+
+    import_limit_bytes: int = 1024 * 1024
+    """Largest body of `/reef/records` and `/reef/records/batch`."""
+
+    small_limit_bytes: int = 1024 * 1024
+    """Largest body of every other `/reef/*` route."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins browsers may call from; none by default."""
+
+    rate_per_s: float | None = None
+    """Requests a second per token, with a burst of twice that; absent: no limit."""
+
+    keep_alive_s: float = 15.0
+    """Longest silence of an event stream."""
+
+    trusted_open: bool = False
+    """Serve without tokens; only for tests and a deliberate choice on loopback."""
+
+
+Evaluate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""`(scenario, {release_id?, candidate?, suite?}) -> result`; raises the core errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deps:
+    """Everything the routes use. `base` makes a scenario's creation release when it first appears (None: left to `publishing`)."""
+
+    settings: ReefSettings
+    engine_kind: str
+    model: str
+    log: ExperienceLog
+    releases: ReleaseService
+    publishing: Publishing
+    backend: Backend
+    tokens: TokenBook
+    metrics: Metrics
+    learning: LearningPort | None = None
+    chat: ChatTemplate | None = None
+    status: Callable[[], Mapping[str, Any]] = dict
+    ready: Callable[[], str | None] = lambda: None
+    """None when requests can be served, else one sentence why not."""
+    clock: Clock = field(default_factory=SystemClock)
+    draining: DrainFlag = field(default_factory=DrainFlag)
+    options: GatewayOptions = field(default_factory=GatewayOptions)
+    recipe_name: str | None = None
+    home: Path | None = None
+    create_scenario: Callable[[str], Awaitable[None]] | None = None
+    """Makes a scenario everywhere (registry, creation release). None: registry only."""
+    delete_scenario: Callable[[str], Awaitable[None]] | None = None
+    """Archives a scenario everywhere. None: registry only."""
+    evaluate: Evaluate | None = None
+    cancel_job: Callable[[str, str], Awaitable[bool]] | None = None
+    """`(scenario, job_id) -> True` when a running job was told to stop, False when it had already ended."""
+    routing: Callable[[str], Mapping[str, Any]] | None = None
+    set_routing: Callable[[str, Mapping[str, Any]], Awaitable[Release | None]] | None = None
+    contract: Callable[[str], Mapping[str, Any]] | None = None
+    """What reports this scenario's recipe takes, for `GET /reef/scenarios/{s}/contract`."""
+
+
+DEPS: web.AppKey[Deps] = web.AppKey("reef_deps", Deps)
+
+
+def deps_of(request: web.Request) -> Deps:
+    """The collaborators of the application that serves this request."""
+    return request.app[DEPS]
