@@ -8,7 +8,7 @@ Does not know what is sent; callers broadcast with `group_src=0`.
 
 import socket
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
@@ -23,10 +23,10 @@ ProcessGroup = Any
 def make_group(
     address: str, port: int, world_size: int, rank: int, name: str, backend: str, timeout_s: float = 60.0
 ) -> ProcessGroup:
-    """Join group `name` of `world_size` ranks as `rank`; blocks until all are there. Raises `EngineError` on time-out or a taken name.
+    """Join group `name` of `world_size` ranks as `rank`; blocks until all are there.
 
     `backend` is `gloo` or `nccl`. NCCL itself is initialised by the first collective only, so a returned group proves
-    nothing yet about NCCL: push one tensor before trusting it.
+    nothing yet about NCCL: push one tensor before trusting it. Raises `EngineError` on time-out or a taken name.
     """
     if name in _world.pg_names.values():
         raise EngineError(f"Process group {name!r} has already been created here", hint="use a new name per attempt")
@@ -36,7 +36,7 @@ def make_group(
         store, rank, world_size = next(iter(rendezvous(url, rank, world_size, timeout=limit)))
         store.set_timeout(limit)
         group, _ = _new_process_group_helper(
-            world_size, rank, [], Backend(backend), PrefixStore(name, store), group_name=name, timeout=limit
+            world_size, rank, [], Backend(backend), PrefixStore(name, store), group_name=cast(Any, name), timeout=limit
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise EngineError(

@@ -27,7 +27,7 @@ _REFUSED = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """Rank, alpha and targets of an adapter. `base` names the model it was trained on; patterns are PEFT's per-module overrides."""
+    """Rank, alpha and targets of an adapter; `base` names the model it was trained on, patterns override per module."""
 
     r: int
     alpha: float
