@@ -108,9 +108,7 @@ def open_jobs(connection: sqlite3.Connection, scenario: str | None = None) -> li
 
 def recent(connection: sqlite3.Connection, scenario: str, limit: int = 50) -> list[Job]:
     """The scenario's last jobs, newest first."""
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM jobs WHERE scenario = ? ORDER BY seq DESC LIMIT ?", (scenario, limit)
-    )
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM jobs WHERE scenario = ? ORDER BY seq DESC LIMIT ?", (scenario, limit))
     return [_job(row) for row in rows]
 
 
@@ -175,7 +173,9 @@ def settle(connection: sqlite3.Connection, job: Job, at: float, *, trained: Mapp
     `trained` maps each reserved report id to the record ids its sample was made of.
     """
     settled = advance(connection, job, JobState.SETTLED, at)
-    connection.execute("UPDATE sample_state SET state = 'consumed', at = ? WHERE job_id = ? AND state = 'reserved'", (at, job.id))
+    connection.execute(
+        "UPDATE sample_state SET state = 'consumed', at = ? WHERE job_id = ? AND state = 'reserved'", (at, job.id)
+    )
     connection.executemany(
         "INSERT OR IGNORE INTO trained_records (recipe, record_id, scenario, job_id) VALUES (?, ?, ?, ?)",
         [(job.recipe, record, job.scenario, job.id) for records in trained.values() for record in records],
@@ -206,7 +206,9 @@ def cursor(connection: sqlite3.Connection, scenario: str, recipe: str) -> int:
     return int(row[0] or 0)
 
 
-def enqueue(connection: sqlite3.Connection, scenario: str, recipe: str, at: float, rows: Sequence[tuple[str, int, int | None, str]]) -> None:
+def enqueue(
+    connection: sqlite3.Connection, scenario: str, recipe: str, at: float, rows: Sequence[tuple[str, int, int | None, str]]
+) -> None:
     """Remember admitted (`step` set) and refused (`reason` set) reports: rows of (report_id, sequence, step, reason)."""
     connection.executemany(
         "INSERT OR IGNORE INTO sample_state (recipe, report_id, scenario, sequence, state, reason, step, at)"

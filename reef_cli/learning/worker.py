@@ -1,0 +1,313 @@
+"""The learning worker: admits reports, opens jobs, and shares the trainer between scenarios, beside serving.
+
+One pass over a scenario admits its new reports, drops what is too old, and opens a job when a batch is ready. Scenarios take
+turns: the one served longest ago goes first, so a busy scenario cannot starve a quiet one. Nothing here blocks the event
+loop, and nothing a client does waits for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reef_cli.core.clock import Clock
+from reef_cli.core.errors import JobNotFound, JobOut, ReefError
+from reef_cli.core.ids import ReleaseId, new_release_id
+from reef_cli.core.ports import Publishing
+from reef_cli.core.types import Cadence, Operation, Release
+from reef_cli.experience.log import ExperienceLog
+from reef_cli.learning import batching, jobs
+from reef_cli.learning.contract import Recipe
+from reef_cli.learning.jobs import Job
+from reef_cli.learning.runner import Progress, ReleaseStore, Runner, steps_since_gate
+
+logger = logging.getLogger(__name__)
+
+IDLE_TICK_S = 1.0
+"""How often the worker looks around when nothing wakes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What the deployment decides about learning."""
+
+    mode: Literal["auto", "manual", "hybrid"] = "auto"
+    slots: int = 1
+    gate_idle_s: float = 60.0
+    """Rolling cadence: with no new sample for this long, the steps since the last full gate are judged."""
+
+
+class LearningWorker:
+    """Implements the port `LearningPort`; `run` is a task of the supervisor."""
+
+    def __init__(
+        self,
+        *,
+        log: ExperienceLog,
+        releases: ReleaseStore,
+        publishing: Publishing,
+        recipe: Recipe,
+        runner: Runner,
+        cadence: Cadence,
+        settings: WorkerSettings,
+        clock: Clock,
+    ) -> None:
+        self._log = log
+        self._releases = releases
+        self._publishing = publishing
+        self._recipe = recipe
+        self._runner = runner
+        self._cadence = cadence
+        self._settings = settings
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._running: dict[str, asyncio.Task[Job]] = {}
+        self._jobs: dict[str, str] = {}
+        self._last_turn: dict[str, float] = {}
+        self._last_sample: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}
+        self._requested: set[str] = set()
+        self._idle_gated: dict[str, str] = {}
+
+    # -- the port ------------------------------------------------------------------------------------------------------
+
+    def wake(self, scenario: str) -> None:
+        self._last_sample.setdefault(scenario, self._clock.monotonic())
+        self._wake.set()
+
+    def state(self, scenario: str) -> Mapping[str, Any]:
+        """What the status page says of a scenario's learning; reads the ledger, never waits."""
+        with self._log.read() as connection:
+            history = jobs.recent(connection, scenario, 40)
+            waiting = len(jobs.queued(connection, scenario, self._recipe.name, self._recipe.settings.batch_size))
+        running = next((job for job in history if job.open), None)
+        ended = next((job for job in history if not job.open), None)
+        progress = self._runner.progress.get(running.id, Progress()) if running else Progress()
+        wanted = self._recipe.settings.batch_size
+        return {
+            "state": running.state if running else ("collecting" if waiting else "idle"),
+            "phase": progress.phase or (running.state if running else ""),
+            "done": progress.done if running else waiting,
+            "total": progress.total if running else wanted,
+            "job": job_view(running) if running else None,
+            "last_outcome": _outcome(ended) if ended else None,
+            "rewards": _rewards(history),
+        }
+
+    def eligibility(self, scenario: str, report_id: str) -> Mapping[str, str]:
+        """Why each receipt of a stored report trains or does not, as the recipe sees it."""
+        report = self._log.get(scenario, report_id)
+        if not hasattr(report, "references"):
+            return {}
+        known = {release.release_id: release for release in self._releases.list(scenario)}
+        fate = batching.admit(self._recipe, self._log, report, known)
+        reason = fate.reason if isinstance(fate, batching.Refusal) else self._taken(report.references) or "eligible"
+        return dict.fromkeys(report.references, reason)
+
+    # -- what a person may ask -----------------------------------------------------------------------------------------
+
+    def request_step(self, scenario: str) -> None:
+        """Manual and hybrid modes: take a step with what is queued, batch full or not."""
+        self._requested.add(scenario)
+        self._wake.set()
+
+    async def request_gate(self, scenario: str) -> Job:
+        """Open a job that judges the head with the full evaluation. Raises `JobOut` while another job runs."""
+        if scenario in self._running:
+            raise JobOut(f"A job of {scenario} is under way.", hint="Wait for it: `reef jobs list`.")
+        head = self._head(scenario)
+        job = await self._open(scenario, head, [], {"gate_only": True}, content_id=head.content_id)
+        self._start(job)
+        return job
+
+    async def cancel(self, scenario: str, job_id: str) -> None:
+        """Stop a running job; its samples return to the queue. Raises `JobNotFound`."""
+        task = self._running.get(scenario)
+        if task is None or self._jobs.get(scenario) != job_id:
+            raise JobNotFound(f"Job {job_id} is not running.")
+        task.cancel()
+        await asyncio.wait([task])
+        await self._runner.fail(job_id, ReefError("cancelled"))
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Finish or abandon the jobs a crash left open, before anything new starts."""
+        with self._log.read() as connection:
+            left = jobs.open_jobs(connection)
+        for job in left:
+            ended = await self._runner.recover(job)
+            logger.info("job %s found %s after a restart: %s", job.id, job.state, ended.state)
+
+    async def run(self) -> None:
+        """Until cancelled: take turns. A failing pass is logged and tried again; it never ends the loop."""
+        while True:
+            self._wake.clear()
+            try:
+                await self._turn()
+            except ReefError as error:
+                logger.warning("learning pass failed: %s", error)
+            try:
+                await asyncio.wait_for(self._wake.wait(), IDLE_TICK_S)
+            except TimeoutError:
+                continue
+
+    async def stop(self) -> None:
+        """Stop running jobs where they are; the ledger lets the next start finish or abandon them."""
+        for task in list(self._running.values()):
+            task.cancel()
+        if self._running:
+            await asyncio.wait(list(self._running.values()))
+
+    async def _turn(self) -> None:
+        names = [row.name for row in self._log.scenarios.list()]
+        for scenario in sorted(names, key=lambda name: self._last_turn.get(name, 0.0)):
+            await self._admit(scenario)
+            if len(self._running) >= self._settings.slots or scenario in self._running:
+                continue
+            if self._log.scenarios.get(scenario).paused:
+                continue
+            job = await self._next_job(scenario)
+            if job is not None:
+                self._last_turn[scenario] = self._clock.monotonic()
+                self._start(job)
+
+    async def _admit(self, scenario: str) -> None:
+        """Give every new report its fate, in stream order."""
+        with self._log.read() as connection:
+            after = jobs.cursor(connection, scenario, self._recipe.name)
+        known = None
+        while True:
+            if known is None:
+                known = {release.release_id: release for release in await asyncio.to_thread(self._releases.list, scenario)}
+            page = await asyncio.to_thread(batching.admit_new, self._recipe, self._log, scenario, after, known)
+            if not page:
+                return
+            rows = self._unique(page)
+            await self._log.write(lambda c, rows=rows: jobs.enqueue(c, scenario, self._recipe.name, self._clock.now(), rows))
+            self._last_sample[scenario] = self._clock.monotonic()
+            after = page[-1].sequence
+
+    def _unique(self, page: list[batching.Admitted]) -> list[tuple[str, int, int | None, str]]:
+        """Rows of a page; a record that already belongs to a sample makes no second one."""
+        rows, taken = [], set()
+        for item in page:
+            records = item.sample.records if item.sample else ()
+            reason = self._taken(records) or ("already_sampled" if taken.intersection(records) else "")
+            taken.update(records)
+            rows.append((item.report_id, item.sequence, None, reason) if reason else item.row)
+        return rows
+
+    def _taken(self, records: Any) -> str:
+        if not records:
+            return ""
+        with self._log.read() as connection:
+            if jobs.trained_already(connection, self._recipe.name, list(records)):
+                return "already_trained"
+            if jobs.claimed(connection, self._recipe.name, list(records)):
+                return "already_sampled"
+        return ""
+
+    async def _next_job(self, scenario: str) -> Job | None:
+        """Open a job when a batch (or an idle gate) is due."""
+        head = self._head(scenario)
+        size, bound = self._recipe.settings.batch_size, self._recipe.settings.max_staleness
+        with self._log.read() as connection:
+            waiting = jobs.queued(connection, scenario, self._recipe.name, max(size * 4, 64))
+        old = batching.stale(waiting, head.step, bound)
+        if old:
+            await self._log.write(lambda c: jobs.drop(c, self._recipe.name, self._clock.now(), old))
+            dropped = {report_id for report_id, _ in old}
+            waiting = [item for item in waiting if item.report_id not in dropped]
+        requested = scenario in self._requested and bool(waiting)
+        mode = self._log.scenarios.get(scenario).training_mode or self._settings.mode
+        if requested or (mode != "manual" and len(waiting) >= size):
+            self._requested.discard(scenario)
+            return await self._open(scenario, head, [item.report_id for item in waiting[:size]], {})
+        return await self._idle_gate(scenario, head)
+
+    async def _idle_gate(self, scenario: str, head: Release) -> Job | None:
+        """Rolling cadence: judge the steps since the last gate once the stream has gone quiet, once per head."""
+        if self._cadence is not Cadence.ROLLING or head.operation is not Operation.TRAINING or head.gated:
+            return None
+        quiet = self._clock.monotonic() - self._last_sample.get(scenario, self._clock.monotonic())
+        if quiet < self._settings.gate_idle_s or self._idle_gated.get(scenario) == head.release_id:
+            return None
+        if not steps_since_gate(await asyncio.to_thread(self._releases.list, scenario)):
+            return None
+        self._idle_gated[scenario] = head.release_id
+        return await self._open(scenario, head, [], {"gate_only": True}, content_id=head.content_id)
+
+    async def _open(
+        self, scenario: str, head: Release, reports: list[Any], detail: Mapping[str, Any], content_id: str | None = None
+    ) -> Job:
+        release_id = new_release_id(head.step + 1)
+        detail = {**detail, "kind": head.kind} if content_id else detail
+
+        def write(connection: Any) -> Job:
+            job = jobs.reserve(
+                connection,
+                scenario=scenario,
+                recipe=self._recipe.name,
+                base=ReleaseId(head.release_id),
+                release_id=release_id,
+                samples=reports,
+                at=self._clock.now(),
+                detail=detail,
+            )
+            if content_id:
+                connection.execute("UPDATE jobs SET content_id = ? WHERE id = ?", (content_id, job.id))
+            return jobs.get(connection, job.id)
+
+        return await self._log.write(write)
+
+    def _start(self, job: Job) -> None:
+        task = asyncio.create_task(self._runner.drive(job), name=f"job {job.id}")
+        self._running[job.scenario] = task
+        self._jobs[job.scenario] = job.id
+
+        def done(finished: asyncio.Task[Job]) -> None:
+            self._running.pop(job.scenario, None)
+            self._jobs.pop(job.scenario, None)
+            if not finished.cancelled() and (error := finished.exception()) is not None:
+                logger.error("job %s broke", job.id, exc_info=error)
+            self._wake.set()
+
+        task.add_done_callback(done)
+
+    def _head(self, scenario: str) -> Release:
+        return self._publishing.served(scenario)
+
+
+def job_view(job: Job) -> dict[str, Any]:
+    """A job as JSON for people and programs."""
+    return {
+        "job_id": job.id,
+        "scenario": job.scenario,
+        "recipe": job.recipe,
+        "state": job.state,
+        "outcome": job.outcome,
+        "reason": job.reason,
+        "base_release_id": job.base_release_id,
+        "release_id": job.release_id,
+        "content_id": job.content_id,
+        "created_at": job.created_at,
+        "updated_at": job.updated_at,
+        "detail": dict(job.detail),
+    }
+
+
+def _outcome(job: Job) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "outcome": job.outcome if job.state == "settled" else "failed",
+        "reason": job.reason,
+        "at": job.updated_at,
+    }
+
+
+def _rewards(history: list[Job]) -> list[float]:
+    """Mean reward of each past step, oldest first."""
+    values = [job.detail.get("metrics", {}).get("reward_mean") for job in reversed(history)]
+    return [float(value) for value in values if value is not None]
