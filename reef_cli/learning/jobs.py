@@ -132,7 +132,8 @@ def reserve(
     )
     for report_id in samples:
         changed = connection.execute(
-            "UPDATE sample_state SET state = 'reserved', job_id = ?, at = ? WHERE recipe = ? AND report_id = ? AND state = 'queued'",
+            "UPDATE sample_state SET state = 'reserved', job_id = ?, at = ?"
+            " WHERE recipe = ? AND report_id = ? AND state = 'queued'",
             (job_id, at, recipe, report_id),
         ).rowcount
         if changed != 1:
@@ -187,7 +188,8 @@ def fail(connection: sqlite3.Connection, job: Job, at: float, reason: str, *, bl
     """End a job badly. Its samples go back to the queue; when they may be to blame, their failures are counted."""
     failed = advance(connection, job, JobState.FAILED, at, reason=reason)
     connection.execute(
-        "UPDATE sample_state SET state = 'queued', job_id = NULL, at = ?, attempts = attempts + ? WHERE job_id = ? AND state = 'reserved'",
+        "UPDATE sample_state SET state = 'queued', job_id = NULL, at = ?, attempts = attempts + ?"
+        " WHERE job_id = ? AND state = 'reserved'",
         (at, int(blame_samples), job.id),
     )
     connection.execute(

@@ -157,13 +157,12 @@ class Runner:
         samples = await self._samples(job)
         base = self._releases.get(job.scenario, job.base_release_id)
         base_directory = await asyncio.to_thread(self._releases.directory, base.content_id)
-        with self._log.read() as connection:
-            checkpoint = jobs.checkpoint_for(connection, job.scenario, base.content_id)
+        checkpoint = await asyncio.to_thread(self._checkpoint_of, base)
         candidate = await self._training.train(
             job.scenario,
             base,
             base_directory,
-            Path(checkpoint) if checkpoint and Path(checkpoint).is_dir() else None,
+            checkpoint,
             samples,
             self._scratch(job),
             lambda progress: self._note(job, progress),
@@ -317,6 +316,12 @@ class Runner:
 
     def _scratch(self, job: Job) -> Path:
         return self._workspace / "scratch" / job.id
+
+    def _checkpoint_of(self, base: Release) -> Path | None:
+        """The trainer's state that belongs to a release's content, if it is still on disk."""
+        with self._log.read() as connection:
+            folder = jobs.checkpoint_for(connection, base.scenario, base.content_id)
+        return Path(folder) if folder and Path(folder).is_dir() else None
 
     async def _keep_checkpoint(self, job: Job, checkpoint: Path | None) -> str | None:
         """Move the trainer's state out of the scratch folder to where later steps find it."""

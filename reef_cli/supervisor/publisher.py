@@ -1,0 +1,242 @@
+"""The road by which a release reaches users: chain (compare-and-swap), engine (loaded and verified), routing.
+
+`served` follows the chain's head only after the engine has loaded it, so a failed load leaves everybody on the old weights;
+the chain then gets a rollback release that says so, and head and served agree again. One publication at a time per scenario
+in this process; the chain's compare-and-swap guards against every other process.
+"""
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from reef_cli.core.clock import Clock
+from reef_cli.core.errors import EngineError, EngineUnavailable, NotRestorable, ReefError, ReleaseNotServable
+from reef_cli.core.ids import ContentId, ReleaseId
+from reef_cli.core.ports import Serving
+from reef_cli.core.types import Artifact, Draft, Operation, Release
+from reef_cli.experience.log import ExperienceLog
+from reef_cli.releases.service import ReleaseService
+
+logger = logging.getLogger(__name__)
+
+KEEP_LOADED = 4
+"""LoRA adapters of a scenario kept in the engine besides the served one: pins and rollbacks then cost nothing."""
+
+
+class Bring(Protocol):
+    """Puts a release's weights into the engine; the default is `Serving.load`."""
+
+    def __call__(self, release: Release, directory: Path | None) -> Awaitable[None]: ...
+
+
+class Publisher:
+    """Implements the port `Publishing`."""
+
+    def __init__(
+        self,
+        *,
+        log: ExperienceLog,
+        releases: ReleaseService,
+        base: Artifact,
+        clock: Clock,
+        serving: Serving | None,
+        stage: Bring | None = None,
+        unstage: Callable[[Release], Awaitable[None]] | None = None,
+        bring: Bring | None = None,
+    ) -> None:
+        self._log = log
+        self._releases = releases
+        self._base = base
+        self._clock = clock
+        self._serving = serving
+        self._bring = bring or (serving.load if serving else None)
+        self._stage = stage or (serving.load if serving else None)
+        self._unstage = unstage or (serving.unload if serving else None)
+        self._served: dict[str, Release] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._loaded: dict[str, list[Release]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- scenarios -----------------------------------------------------------------------------------------------------
+
+    async def open(self, scenario: str) -> Release:
+        """Make the scenario servable: its creation release exists, its head is loaded. Idempotent."""
+        async with self._lock(scenario):
+            if scenario in self._served:
+                return self._served[scenario]
+            release = await asyncio.to_thread(self._releases.create, scenario, self._base)
+            head = await asyncio.to_thread(self._releases.head, scenario) or release
+            await self._load(head)
+            self._served[scenario] = head
+            return head
+
+    async def close(self, scenario: str) -> None:
+        """Forget an archived scenario."""
+        async with self._lock(scenario):
+            self._served.pop(scenario, None)
+            for release in self._loaded.pop(scenario, []):
+                self._unload_later(release)
+
+    async def reload(self) -> None:
+        """Load every served release again, after the engine was restarted."""
+        for scenario, release in list(self._served.items()):
+            async with self._lock(scenario):
+                self._loaded.pop(scenario, None)
+                await self._load(release)
+
+    def served(self, scenario: str) -> Release:
+        try:
+            return self._served[scenario]
+        except KeyError:
+            raise EngineUnavailable(f"Scenario {scenario} is not loaded yet; try again, the service is unavailable.") from None
+
+    async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:
+        if pin is None:
+            return self._served.get(scenario) or await self.open(scenario)
+        release = await asyncio.to_thread(self._releases.get, scenario, pin)
+        if self._serving is None or self._serving.servable(release):
+            return release
+        if not release.restorable:
+            raise ReleaseNotServable(f"The bytes of {pin} are gone.", hint="`reef release list` shows what is restorable.")
+        async with self._lock(scenario):
+            try:
+                await self._load(release)
+            except EngineError as error:
+                raise ReleaseNotServable(f"This engine cannot serve {pin} beside its head.", why=error.message) from error
+        return release
+
+    # -- publications --------------------------------------------------------------------------------------------------
+
+    async def stage(self, candidate: Release) -> None:
+        if self._stage is not None:
+            await self._stage(candidate, await self._directory(candidate))
+
+    async def unstage(self, candidate: Release) -> None:
+        if self._unstage is not None and not self._is_served(candidate):
+            await self._unstage(candidate)
+
+    async def publish(self, scenario: str, draft: Draft, expected_head: ReleaseId) -> Release:
+        async with self._lock(scenario):
+            release = await asyncio.to_thread(self._releases.publish, scenario, draft, expected_head)
+            return await self._serve(release)
+
+    async def hold(self, scenario: str, draft: Draft, expected_head: ReleaseId) -> Release:
+        async with self._lock(scenario):
+            release = await asyncio.to_thread(self._releases.hold, scenario, draft, expected_head)
+        await self._note(release, "held", {})
+        return release
+
+    async def promote(self, scenario: str, release_id: ReleaseId, expected_head: ReleaseId | None, author: str) -> Release:
+        async with self._lock(scenario):
+            release = await asyncio.to_thread(self._releases.promote, scenario, release_id, expected_head, author)
+            return await self._serve(release)
+
+    async def rollback(
+        self, scenario: str, release_id: ReleaseId | None, expected_head: ReleaseId | None, author: str
+    ) -> Release:
+        async with self._lock(scenario):
+            release = await asyncio.to_thread(self._releases.rollback, scenario, release_id, expected_head, author)
+            return await self._serve(release)
+
+    async def follow(self, scenario: str) -> Release:
+        """Serve the chain's head if another process (an offline command) moved it."""
+        async with self._lock(scenario):
+            head = await asyncio.to_thread(self._releases.head, scenario)
+            served = self._served.get(scenario)
+            if head is None or (served is not None and served.release_id == head.release_id):
+                return self.served(scenario)
+            return await self._serve(head)
+
+    # -- inside the lock -----------------------------------------------------------------------------------------------
+
+    async def _serve(self, release: Release) -> Release:
+        """Bring a published release to the engine and route to it; undo in the chain what cannot be loaded."""
+        started = self._clock.monotonic()
+        try:
+            await self._load(release)
+        except ReefError as error:
+            await self._note(release, "load_failed", {"reason": error.message})
+            await self._compensate(release, error)
+            raise EngineError(
+                f"{release.release_id} could not be loaded and was rolled back.", why=error.message, hint="The old weights serve."
+            ) from error
+        previous = self._served.get(release.scenario)
+        self._served[release.scenario] = release
+        seconds = self._clock.monotonic() - started
+        await self._note(release, "served", {"swap_s": round(seconds, 4), "previous": previous.release_id if previous else None})
+        self._retire(release.scenario)
+        return release
+
+    async def _compensate(self, release: Release, error: ReefError) -> None:
+        """Append a rollback to what is really being served, so that the chain's head never names unloaded weights."""
+        served = self._served.get(release.scenario)
+        if served is None or release.operation is Operation.CREATION:
+            return
+        back = await asyncio.to_thread(
+            self._releases.rollback, release.scenario, served.release_id, release.release_id, f"reef: load failed ({error.code})"
+        )
+        await self._load(back)
+        self._served[release.scenario] = back
+        await self._note(back, "served", {"because": error.message})
+
+    async def _load(self, release: Release) -> None:
+        if self._bring is None:
+            return
+        await self._bring(release, await self._directory(release))
+        loaded = self._loaded.setdefault(release.scenario, [])
+        loaded[:] = [other for other in loaded if other.release_id != release.release_id] + [release]
+
+    async def _directory(self, release: Release) -> Path | None:
+        """The release's files, or None for the base model. Raises `NotRestorable`."""
+        content_id = ContentId(release.content_id)
+        if release.kind == "base":
+            return None
+        directory = await asyncio.to_thread(self._releases.directory, content_id)
+        if directory is None:
+            raise NotRestorable(f"The bytes of {release.release_id} are no longer in the store.")
+        return directory
+
+    def _retire(self, scenario: str) -> None:
+        """Unload the scenario's oldest LoRA adapters in the background; unloading waits for requests that use them."""
+        loaded = self._loaded.get(scenario, [])
+        served = self._served[scenario].release_id
+        spare = [release for release in loaded if release.release_id != served]
+        for release in spare[: max(0, len(spare) - KEEP_LOADED)]:
+            loaded.remove(release)
+            self._unload_later(release)
+
+    def _unload_later(self, release: Release) -> None:
+        if self._serving is None:
+            return
+
+        async def unload(serving: Serving) -> None:
+            try:
+                await serving.unload(release)
+            except ReefError as error:
+                logger.warning("could not unload %s: %s", release.release_id, error)
+
+        task = asyncio.create_task(unload(self._serving))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _is_served(self, release: Release) -> bool:
+        served = self._served.get(release.scenario)
+        return served is not None and served.release_id == release.release_id
+
+    def _lock(self, scenario: str) -> asyncio.Lock:
+        return self._locks.setdefault(scenario, asyncio.Lock())
+
+    async def _note(self, release: Release, event: str, detail: Mapping[str, Any]) -> None:
+        """One row of the release's history in the experience log, where watchers find it."""
+        row = (release.scenario, release.release_id, self._clock.now(), event, json.dumps(dict(detail)))
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO release_events (scenario, release_id, at, event, detail) VALUES (?, ?, ?, ?, ?)", row
+            )
+
+        await self._log.write(write)
