@@ -1,0 +1,176 @@
+"""The chains: reading one from its commits, appending to one by compare-and-swap.
+
+`refs/reef/<scenario>/head` is the newest commit, its first parents are the chain; `refs/reef/<scenario>/held/<release_id>` are
+candidates that wait for a person. A promoted one becomes the second parent of its promotion, so that its evidence stays in the
+history. Manifests are cached by commit id and never expire; every read looks at the refs anew and so sees other processes.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from reef_cli.core.errors import HeadMoved, InvalidScenario, ReleaseNotFound, StorageError
+from reef_cli.core.ids import ReleaseId, valid_scenario
+from reef_cli.core.types import Operation, Release
+from reef_cli.releases.git import ZERO, Git, RefMoved, RefUpdate, TreeEntry
+from reef_cli.releases.lock import Locks
+from reef_cli.releases.manifest import Entry, decode
+from reef_cli.releases.objects import ObjectStore
+
+ROOT = "refs/reef/"
+ARCHIVE = "refs/reef-archive/"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A snapshot of one scenario: `entries` newest first, `held` by release id."""
+
+    scenario: str
+    entries: tuple[Entry, ...]
+    held: Mapping[str, Entry]
+
+    @property
+    def head(self) -> Release | None:
+        return self.entries[0].release if self.entries else None
+
+    def find(self, release_id: str) -> Entry | None:
+        """The release of that id in the chain, held ones left out."""
+        return next((entry for entry in self.entries if entry.release.release_id == release_id), None)
+
+    def promotion_of(self, release_id: str) -> Release | None:
+        """The release by which a held one was promoted."""
+        promoted = (e.release for e in self.entries if e.release.operation is Operation.PROMOTE)
+        return next((release for release in promoted if release.source_release_id == release_id), None)
+
+
+def head_ref(scenario: str) -> str:
+    return f"{ROOT}{checked(scenario)}/head"
+
+
+def held_ref(scenario: str, release_id: str) -> str:
+    return f"{ROOT}{checked(scenario)}/held/{release_id}"
+
+
+def checked(scenario: str) -> str:
+    """The name, when it is safe as a ref."""
+    if not valid_scenario(scenario):
+        raise InvalidScenario(f"{scenario!r} is no scenario name", hint="1 to 64 of letters, digits, `.`, `_`, `-`")
+    return scenario
+
+
+class Chains:
+    """Reads and writes the chains of one repository."""
+
+    def __init__(self, git: Git, locks: Locks, objects: ObjectStore) -> None:
+        self._git = git
+        self._locks = locks
+        self._objects = objects
+        self._entries: dict[str, Entry] = {}
+        self._chains: dict[str, tuple[str, tuple[Entry, ...]]] = {}
+        self._mutex = threading.Lock()
+
+    def scenarios(self) -> list[str]:
+        """Scenarios that have a chain."""
+        names = (ref.removeprefix(ROOT) for ref in self._git.refs(ROOT))
+        return sorted({name.partition("/")[0] for name in names if name.endswith("/head")})
+
+    def read(self, scenario: str) -> Chain:
+        """The chain as the refs say it is now; empty when the scenario has none."""
+        head = self._git.ref(head_ref(scenario))
+        entries = self._walk(scenario, head) if head else ()
+        refs = self._git.refs(f"{ROOT}{scenario}/held/")
+        held = {entry.release.release_id: entry for entry in self.load(list(refs.values()))}
+        # A crash between the two ref writes of a promotion leaves the held ref behind; the chain tells the truth.
+        promoted = {e.release.source_release_id for e in entries if e.release.operation is Operation.PROMOTE} if held else set()
+        return Chain(scenario, entries, MappingProxyType({name: held[name] for name in held if name not in promoted}))
+
+    def require(self, scenario: str) -> Chain:
+        """The chain, or `ReleaseNotFound` when the scenario has none."""
+        chain = self.read(scenario)
+        if not chain.entries:
+            raise ReleaseNotFound(f"scenario {scenario!r} has no releases yet", hint="it gets its first with its first request")
+        return chain
+
+    def head(self, scenario: str) -> Entry | None:
+        """Only the newest entry: one file read when the cache is warm."""
+        commit = self._git.ref(head_ref(scenario))
+        return self.load([commit])[0] if commit else None
+
+    def _walk(self, scenario: str, head: str) -> tuple[Entry, ...]:
+        with self._mutex:
+            known = self._chains.get(scenario)
+        if known is not None and known[0] == head:
+            return known[1]
+        commits = self._git.first_parents(head, known[0] if known else None)
+        older = known[1] if known and commits and commits[-1][1] == known[0] else ()
+        if known and not older:
+            commits = self._git.first_parents(head)
+        entries = (*self.load([commit for commit, _ in commits]), *older)
+        with self._mutex:
+            self._chains[scenario] = (head, entries)
+        return entries
+
+    def load(self, commits: Sequence[str]) -> list[Entry]:
+        """The releases of these commits, in order; one process for those not seen before."""
+        with self._mutex:
+            missing = [commit for commit in commits if commit not in self._entries]
+        found = self._git.read([f"{commit}:manifest.json" for commit in missing])
+        for commit, blob in zip(missing, found, strict=True):
+            if blob is None:
+                raise StorageError(f"commit {commit[:12]} holds no manifest", hint="run `reef release verify`")
+            entry = decode(blob[1], commit)
+            with self._mutex:
+                self._entries[commit] = entry
+        with self._mutex:
+            return [self._entries[commit] for commit in commits]
+
+    def restorable(self, entry: Entry) -> bool:
+        return all(self._objects.has(oid, size) for oid, size in entry.large)
+
+    def view(self, entry: Entry, *, pending: bool = False) -> Release:
+        """The release with what only the present state can tell."""
+        release = entry.release
+        restorable = self.restorable(entry)
+        if pending == release.pending and restorable == release.restorable:
+            return release
+        return replace(release, pending=pending, restorable=restorable)
+
+    def commit(self, entry: Entry, files: Mapping[str, TreeEntry], parents: Sequence[str], message: str) -> Entry:
+        """Write the commit of a release (nothing refers to it yet)."""
+        commit = self._git.commit(self._git.tree(files), parents, message, entry.release.recorded_at)
+        made = Entry(replace(entry.release, commit=commit), entry.large)
+        with self._mutex:
+            self._entries[commit] = made
+        return made
+
+    def move(self, scenario: str, updates: Sequence[RefUpdate], expected: ReleaseId | None) -> None:
+        """Move refs, all or none; `HeadMoved` naming the present head when another publisher was first."""
+        try:
+            with self._locks.moving() as fd:
+                self._git.move(updates, fd)
+        except RefMoved:
+            raise self.moved(scenario, expected) from None
+
+    def moved(self, scenario: str, expected: ReleaseId | None) -> HeadMoved:
+        entry = self.head(scenario)
+        now = entry.release.release_id if entry else None
+        return HeadMoved(
+            f"head moved: {scenario} is now at {now}",
+            why=f"expected {expected}",
+            hint="look at what was released meanwhile, then try again",
+            head=now,
+            expected=expected,
+        )
+
+    def archive(self, scenario: str, label: str) -> str | None:
+        """Move a scenario's refs aside, so that its name starts with an empty chain; where they are now."""
+        refs = self._git.refs(f"{ROOT}{checked(scenario)}/")
+        if not refs:
+            return None
+        target = f"{ARCHIVE}{scenario}/{label}/"
+        moves = [RefUpdate(target + name.removeprefix(f"{ROOT}{scenario}/"), oid, ZERO) for name, oid in refs.items()]
+        self.move(scenario, [*moves, *(RefUpdate(name, ZERO, oid) for name, oid in refs.items())], None)
+        with self._mutex:
+            self._chains.pop(scenario, None)
+        return target.rstrip("/")

@@ -1,0 +1,309 @@
+"""`ReleaseService`: the releases of one home, for threads and processes alike.
+
+A publication writes bytes, syncs them, writes a commit, and moves the scenario's head by compare-and-swap; whoever loses gets
+`HeadMoved` with the present head and has changed nothing. All calls block (git, fsync): the server runs them in threads. Does
+not know who decided, nor what serves.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reef_cli.core.clock import Clock, SystemClock
+from reef_cli.core.errors import (
+    ConflictError,
+    ContentConflict,
+    InvalidRequest,
+    MissingDependency,
+    NotPending,
+    NotRestorable,
+    ReleaseNotFound,
+)
+from reef_cli.core.ids import ContentId, ReleaseId, new_release_id, release_step
+from reef_cli.core.types import Artifact, Draft, Operation, Release
+from reef_cli.releases import base
+from reef_cli.releases.artifact import SURFACES, as_kind
+from reef_cli.releases.card import model_card
+from reef_cli.releases.chain import Chain, Chains, checked, head_ref, held_ref
+from reef_cli.releases.collect import Collector, GcReport, Keep, previous_content
+from reef_cli.releases.contents import Content, Contents, storage_errors
+from reef_cli.releases.diff import ReleaseDiff, diff
+from reef_cli.releases.git import ZERO, Git, RefUpdate, TreeEntry
+from reef_cli.releases.lock import Locks
+from reef_cli.releases.manifest import Entry, encode
+from reef_cli.releases.objects import ObjectStore
+from reef_cli.releases.remote import Remote, Transfer
+from reef_cli.releases.verify import Problem, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a new release goes: after `parent`, with further commits it grew out of."""
+
+    parent: Release | None
+    others: tuple[str, ...] = ()
+
+
+class ReleaseService:
+    """Artifacts and chains below `home`. `lfs`: `auto`, `always` (git-lfs must be there) or `never` (not even for remotes)."""
+
+    def __init__(self, home: Path, *, clock: Clock | None = None, lfs: str = "auto") -> None:
+        if lfs == "always" and shutil.which("git-lfs") is None:
+            raise MissingDependency(
+                "git-lfs is not installed", why="storage.lfs is `always`", hint="install git-lfs, or use `auto`"
+            )
+        self.home = home.absolute()
+        self.repo = self.home / "releases.git"
+        self._clock = clock or SystemClock()
+        self._git = Git(self.repo)
+        with storage_errors("opening the releases"):
+            self._git.ensure()
+        self._locks = Locks(self.repo)
+        self._objects = ObjectStore(self.repo)
+        self._contents = Contents(self.home, self._git, self._objects, self._locks, self._clock)
+        self._chains = Chains(self._git, self._locks, self._objects)
+        self._remote = Remote(self._git, self._chains, self._contents, self._objects, self._locks, lfs)
+
+    # Artifacts
+
+    def store(self, directory: Path, kind: str) -> Artifact:
+        """Take a folder's bytes into the store. `UnsupportedArtifact`, `StorageError`; a failure leaves nothing behind."""
+        if kind == "base":
+            raise InvalidRequest("base models are not stored", hint="use base_artifact()")
+        return self._contents.store(directory, as_kind(kind))
+
+    def directory(self, content_id: ContentId) -> Path | None:
+        """A read-only folder with a content's files; None for base models; `NotRestorable` when its bytes are gone."""
+        return self._contents.directory(content_id)
+
+    def artifact(self, content_id: ContentId) -> Artifact:
+        """The facts of a stored content; `NotRestorable` when the store does not know it."""
+        return self._contents.load(content_id).artifact
+
+    def base_artifact(self, model_dir: Path) -> Artifact:
+        """The content id of a base model, without copying it."""
+        return base.base_artifact(model_dir, self.home / "base-digests.json")
+
+    # Reading
+
+    def scenarios(self) -> list[str]:
+        """Scenarios that have a chain."""
+        return self._chains.scenarios()
+
+    def head(self, scenario: str) -> Release | None:
+        entry = self._chains.head(scenario)
+        return self._chains.view(entry) if entry else None
+
+    def list(self, scenario: str) -> list[Release]:
+        """Newest first: held candidates (pending), then the chain. Empty when there is no chain."""
+        chain = self._chains.read(scenario)
+        held = sorted(chain.held.values(), key=lambda entry: entry.release.recorded_at, reverse=True)
+        view = self._chains.view
+        return [*(view(entry, pending=True) for entry in held), *(view(entry) for entry in chain.entries)]
+
+    def get(self, scenario: str, release_id: str) -> Release:
+        """A release of the chain or a held one; `ReleaseNotFound`."""
+        chain = self._chains.read(scenario)
+        if (entry := chain.find(release_id)) is not None:
+            return self._chains.view(entry)
+        if (entry := chain.held.get(release_id)) is not None:
+            return self._chains.view(entry, pending=True)
+        raise _not_found(scenario, release_id)
+
+    def diff(self, a: Release | ContentId, b: Release | ContentId) -> ReleaseDiff:
+        """What changed from `a` to `b`, per file."""
+        return diff(self._contents, a, b)
+
+    def verify(self, scenario: str) -> Sequence[Problem]:
+        """Walk the chain and re-hash everything; an empty list means it is sound."""
+        return Verifier(self._git, self._chains, self._contents, self._objects).verify(scenario)
+
+    # Writing
+
+    def create(self, scenario: str, base: Artifact, evidence: Mapping[str, Any] | None = None, author: str = "reef") -> Release:
+        """The creation release of a scenario; what it was, when there is one already."""
+        chain = self._chains.read(scenario)
+        if chain.entries:
+            return self._chains.view(chain.entries[-1])
+        if base.kind == "base":
+            self._contents.register(base)
+        draft = Draft(base.content_id, base.kind, SURFACES[base.kind], Operation.CREATION, author, evidence or {}, gated=True)
+        try:
+            return self._append(scenario, draft, _Place(None))
+        except ConflictError:
+            return self._chains.view(self._chains.require(scenario).entries[-1])
+
+    def publish(self, scenario: str, draft: Draft, expected_head: ReleaseId | None) -> Release:
+        """Append a release. `HeadMoved` when the head is another than expected; None expects the present one."""
+        chain = self._chains.require(scenario)
+        head = self._expect(chain, expected_head)
+        self._check_id(chain, draft.release_id)
+        return self._append(scenario, draft, _Place(head))
+
+    def hold(self, scenario: str, draft: Draft, expected_head: ReleaseId | None) -> Release:
+        """Keep a candidate for a person to decide; the head stays."""
+        chain = self._chains.require(scenario)
+        head = self._expect(chain, expected_head)
+        self._check_id(chain, draft.release_id)
+        with self._locks.writing(), storage_errors("holding a release"):
+            entry = self._commit(scenario, draft, _Place(head))
+            ref = held_ref(scenario, entry.release.release_id)
+            self._chains.move(scenario, [RefUpdate(ref, entry.release.commit, ZERO)], expected_head)
+        return self._chains.view(entry, pending=True)
+
+    def promote(
+        self, scenario: str, release_id: ReleaseId, expected_head: ReleaseId | None = None, author: str = "user"
+    ) -> Release:
+        """Serve a held candidate: its content becomes a new release at the head. `NotPending`, `HeadMoved`."""
+        chain = self._chains.require(scenario)
+        held = chain.held.get(release_id)
+        if held is None:
+            raise self._why_not_pending(chain, release_id)
+        source = held.release
+        draft = Draft(
+            source.content_id, source.kind, source.surface, Operation.PROMOTE, author,
+            source.evidence, source.job_id, source.release_id, source.gated,
+        )  # fmt: skip
+        place = _Place(self._expect(chain, expected_head), (source.commit,))
+        drop = RefUpdate(held_ref(scenario, release_id), ZERO, source.commit)
+        return self._append(scenario, draft, place, drop)
+
+    def rollback(
+        self,
+        scenario: str,
+        release_id: ReleaseId | None = None,
+        expected_head: ReleaseId | None = None,
+        author: str = "user",
+        evidence: Mapping[str, Any] | None = None,
+    ) -> Release:
+        """Serve earlier content again, as a new release. Default: the nearest earlier content of the head's surface."""
+        chain = self._chains.require(scenario)
+        head = self._expect(chain, expected_head)
+        target = self._rollback_target(chain, release_id)
+        facts = {"rolled_back_from": head.release_id, **(evidence or {})}
+        draft = Draft(
+            target.content_id, target.kind, target.surface, Operation.ROLLBACK, author,
+            facts, None, target.release_id, target.gated,
+        )  # fmt: skip
+        return self._append(scenario, draft, _Place(head))
+
+    def dismiss(self, scenario: str, release_id: ReleaseId) -> Release:
+        """Take a held candidate off the list; its commit stays in the repository under `refs/reef-archive`."""
+        chain = self._chains.require(scenario)
+        held = chain.held.get(release_id)
+        if held is None:
+            raise self._why_not_pending(chain, release_id)
+        commit = held.release.commit
+        away = RefUpdate(f"refs/reef-archive/{scenario}/dismissed/{release_id}", commit, None)
+        self._chains.move(scenario, [away, RefUpdate(held_ref(scenario, release_id), ZERO, commit)], None)
+        return self._chains.view(held)
+
+    def archive(self, scenario: str) -> str | None:
+        """Put a whole chain aside, so that the name starts afresh; the ref prefix where it is kept, None without a chain."""
+        return self._chains.archive(checked(scenario), f"{self._clock.now():.6f}".replace(".", "-"))
+
+    # Upkeep
+
+    def gc(self, *, dry_run: bool, keep: Keep | None = None) -> GcReport:
+        """Remove what nothing restorable needs; by default every release of every chain stays restorable."""
+        collector = Collector(self._git, self._chains, self._contents, self._objects, self._locks, self._clock)
+        with storage_errors("collecting garbage"):
+            return collector.collect(keep or Keep(), dry_run=dry_run)
+
+    def push(self, remote: str, scenarios: Sequence[str] | None = None) -> Transfer:
+        """Send chains (all by default) and their large files to a git remote."""
+        return self._remote.push(remote, scenarios)
+
+    def fetch(self, remote: str, scenarios: Sequence[str] | None = None) -> Transfer:
+        """Take chains and large files from a git remote; only forward."""
+        return self._remote.fetch(remote, scenarios)
+
+    # How a release comes about
+
+    def _expect(self, chain: Chain, expected: ReleaseId | None) -> Release:
+        head = chain.entries[0].release
+        if expected is not None and head.release_id != expected:
+            raise self._chains.moved(chain.scenario, expected)
+        return head
+
+    def _check_id(self, chain: Chain, wanted: ReleaseId | None) -> None:
+        if wanted is None:
+            return
+        if release_step(wanted) is None:
+            raise InvalidRequest(f"{wanted!r} is no release id", hint="make one with new_release_id()")
+        if chain.find(wanted) or wanted in chain.held or chain.promotion_of(wanted):
+            raise ContentConflict(f"release {wanted} exists already", hint="a release id is used once")
+
+    def _rollback_target(self, chain: Chain, release_id: ReleaseId | None) -> Release:
+        if release_id is None:
+            target = previous_content([entry.release for entry in chain.entries])
+            if target is None:
+                raise ConflictError(f"{chain.scenario} has no earlier content to roll back to", hint="list its releases")
+            return target
+        if release_id in chain.held:
+            raise NotRestorable(f"{release_id} was never released", why="it is held for review", hint="promote it instead")
+        entry = chain.find(release_id)
+        if entry is None:
+            raise _not_found(chain.scenario, release_id)
+        return entry.release
+
+    def _why_not_pending(self, chain: Chain, release_id: str) -> NotPending | ReleaseNotFound:
+        if (promoted := chain.promotion_of(release_id)) is not None:
+            return NotPending(f"{release_id} was promoted already, as {promoted.release_id}", release_id=promoted.release_id)
+        if chain.find(release_id) is not None:
+            return NotPending(
+                f"{release_id} is not held for review", why="it is part of the chain", hint="to serve it again, roll back to it"
+            )
+        return _not_found(chain.scenario, release_id)
+
+    def _append(self, scenario: str, draft: Draft, place: _Place, *extra: RefUpdate) -> Release:
+        expected = place.parent.release_id if place.parent else None
+        with self._locks.writing(), storage_errors("publishing"):
+            entry = self._commit(scenario, draft, place)
+            old = place.parent.commit if place.parent else ZERO
+            self._chains.move(scenario, [RefUpdate(head_ref(scenario), entry.release.commit, old), *extra], expected)
+        return self._chains.view(entry)
+
+    def _commit(self, scenario: str, draft: Draft, place: _Place) -> Entry:
+        """The commit of a release whose content is wholly there; the caller holds the writing lock until a ref names it."""
+        content = self._contents.require(draft.content_id)
+        if content.kind != draft.kind:
+            raise InvalidRequest(f"content {draft.content_id} is of kind {content.kind}, not {draft.kind}")
+        step = place.parent.step + 1 if place.parent else 0
+        release = Release(
+            draft.release_id or new_release_id(step), checked(scenario), place.parent.release_id if place.parent else None,
+            draft.content_id, draft.kind, draft.surface, draft.operation, step, self._clock.now(), draft.author,
+            draft.evidence, draft.job_id, draft.source_release_id, draft.gated,
+        )  # fmt: skip
+        files = self._files(release, content)
+        parents = ([place.parent.commit] if place.parent else []) + list(place.others)
+        trailers = f"Content: {release.content_id}\nAuthor: {release.author!r}\n"
+        message = f"{release.release_id} {release.operation} of {scenario}\n\n{trailers}"
+        return self._chains.commit(Entry(release, content.large), files, parents, message)
+
+    def _files(self, release: Release, content: Content) -> dict[str, TreeEntry]:
+        texts = {
+            "manifest.json": encode(release, content.large, content.artifact.size),
+            "README.md": model_card(replace(release, evidence=dict(release.evidence)), content.about),
+        }
+        if content.large:
+            texts[".gitattributes"] = _attributes([s.file.path for s in content.files if s.large])
+        oids = self._git.blobs(list(texts.values()))
+        files = {name: TreeEntry("", oid) for name, oid in zip(texts, oids, strict=True)}
+        return {**files, **content.entries}
+
+
+def _attributes(paths: Sequence[str]) -> bytes:
+    """`.gitattributes` naming exactly the pointers, so that git-lfs checks out what Reef stored."""
+    return "".join(f"{_pattern(f'artifact/{path}')} filter=lfs diff=lfs merge=lfs -text\n" for path in paths).encode()
+
+
+def _pattern(path: str) -> str:
+    escaped = "".join(f"\\{char}" if char in "*?[]" else char for char in path)
+    return f'"{escaped}"'.replace("\\", "\\\\") if " " in escaped or '"' in escaped else escaped
+
+
+def _not_found(scenario: str, release_id: str) -> ReleaseNotFound:
+    return ReleaseNotFound(f"no release {release_id!r} in {scenario}", hint=f"list them with `reef release list {scenario}`")
