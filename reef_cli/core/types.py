@@ -190,7 +190,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Bytes under the version controller. `content_id` is `sha256:<hex>` over the sorted file list (path, mode, digest)."""
+    """Bytes under the version controller. `content_id` is `sha256:<hex>` over kind and sorted files (path, mode, digest)."""
 
     content_id: ContentId
     kind: Literal["base", "lora", "checkpoint", "harness", "routing"]
