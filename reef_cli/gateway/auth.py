@@ -9,8 +9,10 @@ Knows nothing of routes: `gateway.app` says which scope a path needs.
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +23,7 @@ from reef_cli.core.clock import Clock, SystemClock
 from reef_cli.core.errors import AuthError, ConfigError
 
 _RECHECK_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class Scope(StrEnum):
@@ -119,15 +122,23 @@ class TokenBook:
         if self._file is None:
             return
         try:
-            status = self._file.stat()
+            stamp = self._look(self._file)
             grants = parse_grants(self._file.read_text())
-        except FileNotFoundError:
+            if not grants:
+                raise ConfigError(f"the token file {self._file} holds no token", hint="delete it and start again, or write one")
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
             if self._stamp is None:
                 raise
+            _log.warning("the token file could not be read again, the old tokens stay valid: %s", error)
             return
-        if grants:
-            self._from_file = grants
-        self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if self._stamp is not None:
+            _log.info("the token file was read again: %d tokens", len(grants))
+        self._from_file, self._stamp = grants, stamp
+
+    @staticmethod
+    def _look(file: Path) -> tuple[int, int, int]:
+        status = file.stat()
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _refresh(self) -> None:
         """Look at the file at most once a second: one `stat` a request would cost as much as the comparison itself."""
@@ -135,10 +146,13 @@ class TokenBook:
         if self._file is None or now - self._checked < _RECHECK_S:
             return
         self._checked = now
-        with contextlib.suppress(OSError, ConfigError):
-            status = self._file.stat()
-            if (status.st_mtime_ns, status.st_size, status.st_ino) != self._stamp:
-                self.reload()
+        try:
+            changed = self._look(self._file) != self._stamp
+        except OSError as error:
+            _log.warning("the token file cannot be looked at, its tokens stay valid: %s", error)
+            return
+        if changed:
+            self.reload()
 
 
 def parse_grants(text: str) -> list[_Grant]:
@@ -179,15 +193,20 @@ def open_tokens(settings: ReefSettings, home: Path, clock: Clock | None = None) 
 
 def make_token_file(file: Path) -> None:
     """Write a fresh token with mode 0600 unless the file is there."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if file.exists():
         return
-    with os.fdopen(handle, "w") as out:
-        out.write(secrets.token_urlsafe(32) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Whole or not at all: a second process that starts now must never read half a token.
+    handle, draft = tempfile.mkstemp(dir=file.parent, prefix=".token-")  # mkstemp makes it 0600
+    try:
+        with os.fdopen(handle, "w") as out:
+            out.write(secrets.token_urlsafe(32) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, file)
+    finally:
+        Path(draft).unlink()
 
 
 def presented_token(headers: Mapping[str, str]) -> str | None:

@@ -6,9 +6,11 @@ the call resolves the scenario and, unless creation is switched off, creates it 
 same without ever creating. Neither reads the body.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
@@ -36,6 +38,7 @@ _SESSION_HEADERS = (
     "x-session-affinity",
 )
 _SESSION_LIMIT = 256
+_SCENARIO_PATH = re.compile(r"/+s/([^/]*)/+(v1/.*)")
 
 
 @dataclass(slots=True)
@@ -93,12 +96,10 @@ def principal_of(request: web.Request) -> Principal:
 
 
 def split_scenario_path(path: str) -> tuple[str | None, str]:
-    """`(scenario, rest)` of `/s/<scenario>/v1/...`, else `(None, path)`; `rest` keeps its leading slash. Both raw (quoted)."""
-    if path.startswith("/s/"):
-        name, slash, rest = path[3:].partition("/")
-        if slash and rest.lstrip("/").startswith("v1/"):
-            return name, f"/{rest}"
-    return None, path
+    """`(scenario, rest)` of `/s/<scenario>/v1/...`, else `(None, path)`. Doubled slashes are tolerated everywhere but in
+    place of the name, where they mean a blank one. `path` is raw; the name comes unquoted."""
+    match = _SCENARIO_PATH.fullmatch(path)
+    return (unquote(match[1]), f"/{match[2]}") if match else (None, path)
 
 
 def session_from(headers: Mapping[str, str], body: Mapping[str, Any] | None = None) -> str | None:
@@ -118,7 +119,7 @@ def session_from(headers: Mapping[str, str], body: Mapping[str, Any] | None = No
 
 
 def _session_of_user(user_id: Any) -> str | None:
-    """Claude Code writes its session into `metadata.user_id`: as JSON `{..., "session_id": ...}`, earlier as `..._session_<id>`."""
+    """Claude Code's session: JSON `{..., "session_id": ...}` in `metadata.user_id`, in earlier versions `..._session_<id>`."""
     if not isinstance(user_id, str):
         return None
     if user_id.startswith("{"):

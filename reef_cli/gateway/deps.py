@@ -10,7 +10,7 @@ Inference routes are a table `ROUTES: Sequence[tuple[method, path, handler]]` of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,26 +21,34 @@ from reef_cli.config.schema import ReefSettings
 from reef_cli.core.clock import Clock, SystemClock
 from reef_cli.core.ports import ChatTemplate, LearningPort, Publishing
 from reef_cli.core.types import Release
+from reef_cli.telemetry.traces import NoTracer, Tracer
 
 if TYPE_CHECKING:
     from reef_cli.experience.log import ExperienceLog
-    from reef_cli.gateway.auth import TokenBook
+    from reef_cli.gateway.auth import Principal, TokenBook
     from reef_cli.gateway.backends import Backend
     from reef_cli.releases.service import ReleaseService
     from reef_cli.telemetry.metrics import Metrics
 
 
 class DrainFlag:
-    """Set once when the server stops: new requests get 503, `idle` resolves when the running ones are done."""
+    """Set once when the server stops: new requests get 503, `idle` resolves when the running ones are done.
+
+    Event streams never end by themselves, so they are not counted; they watch `begun` and end at once.
+    """
 
     def __init__(self) -> None:
-        self.active = False
         self.running = 0
+        self.begun = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def active(self) -> bool:
+        return self.begun.is_set()
+
     def start(self) -> None:
-        self.active = True
+        self.begun.set()
 
     def enter(self) -> None:
         self.running += 1
@@ -79,9 +87,10 @@ class GatewayOptions:
     keep_alive_s: float = 15.0
     """Longest silence of an event stream."""
 
-    trusted_open: bool = False
-    """Serve without tokens; only for tests and a deliberate choice on loopback."""
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Route = tuple[str, str, Handler]
+"""`(method, path, handler)`, the path in aiohttp's notation."""
 
 Evaluate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """`(scenario, {release_id?, candidate?, suite?}) -> result`; raises the core errors."""
@@ -89,7 +98,7 @@ Evaluate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Deps:
-    """Everything the routes use. `base` makes a scenario's creation release when it first appears (None: left to `publishing`)."""
+    """Everything the routes use. Optional callables are None where the deployment has no such ability."""
 
     settings: ReefSettings
     engine_kind: str
@@ -107,6 +116,7 @@ class Deps:
     """None when requests can be served, else one sentence why not."""
     clock: Clock = field(default_factory=SystemClock)
     draining: DrainFlag = field(default_factory=DrainFlag)
+    metrics_on: bool = True
     options: GatewayOptions = field(default_factory=GatewayOptions)
     recipe_name: str | None = None
     home: Path | None = None
@@ -115,12 +125,19 @@ class Deps:
     delete_scenario: Callable[[str], Awaitable[None]] | None = None
     """Archives a scenario everywhere. None: registry only."""
     evaluate: Evaluate | None = None
-    cancel_job: Callable[[str, str], Awaitable[bool]] | None = None
-    """`(scenario, job_id) -> True` when a running job was told to stop, False when it had already ended."""
+    cancel_job: Callable[[str, str], Awaitable[None]] | None = None
+    """`(scenario, job_id)`: stop a running job; its samples return to the queue. Raises `JobNotFound`."""
+    request_step: Callable[[str], None] | None = None
+    """Take a learning step with what is queued, batch full or not."""
     routing: Callable[[str], Mapping[str, Any]] | None = None
     set_routing: Callable[[str, Mapping[str, Any]], Awaitable[Release | None]] | None = None
     contract: Callable[[str], Mapping[str, Any]] | None = None
     """What reports this scenario's recipe takes, for `GET /reef/scenarios/{s}/contract`."""
+    extra_routes: Sequence[Route] = ()
+    """Routes of rooms beside this one (the harness), mounted like the gateway's own: same errors, same authentication."""
+    admits: Callable[[web.Request], Principal | None] | None = None
+    """A second way in, for links that carry a key of their own (pages); asked only when no token was presented."""
+    tracer: Tracer = field(default_factory=NoTracer)
 
 
 DEPS: web.AppKey[Deps] = web.AppKey("reef_deps", Deps)

@@ -1,0 +1,110 @@
+"""`/reef/scenarios/{s}/releases` and what moves a release: promote, rollback, evaluate; and comparing two.
+
+Every move goes through `Publishing`, the one road; nothing here touches the chain itself. Reads go to git in a thread, so a
+slow disk never holds up inference.
+"""
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from reef_cli.core.errors import InvalidRequest, MissingDependency
+from reef_cli.core.types import Release
+from reef_cli.gateway.answers import answer, release_view
+from reef_cli.gateway.bodies import only, read_object, text_field
+from reef_cli.gateway.context import principal_of
+from reef_cli.gateway.deps import Route, deps_of
+from reef_cli.gateway.lookup import find_release, path_scenario, release_field
+
+
+async def list_releases(request: web.Request) -> web.Response:
+    """All releases of a scenario, newest first, held candidates included."""
+    deps = deps_of(request)
+    scenario = path_scenario(request).name
+    chain = await asyncio.to_thread(deps.releases.list, scenario)
+    head = await asyncio.to_thread(deps.releases.head, scenario)
+    return answer({"scenario": scenario, "releases": [release_view(release, head) for release in chain]})
+
+
+async def get_release(request: web.Request) -> web.Response:
+    deps = deps_of(request)
+    scenario = path_scenario(request).name
+    release = await find_release(deps, scenario, request.match_info["release"])
+    head = await asyncio.to_thread(deps.releases.head, scenario)
+    return answer(release_view(release, head))
+
+
+async def diff_releases(request: web.Request) -> web.Response:
+    """What changed from one release to another."""
+    deps = deps_of(request)
+    scenario = path_scenario(request).name
+    before = await find_release(deps, scenario, request.match_info["before"])
+    after = await find_release(deps, scenario, request.match_info["after"])
+    changes = await asyncio.to_thread(deps.releases.diff, before, after)
+    return answer({"scenario": scenario, "before": before.release_id, "after": after.release_id, "changes": changes})
+
+
+async def promote(request: web.Request) -> web.Response:
+    """Serve a held candidate: it becomes a new release at the head."""
+    deps = deps_of(request)
+    scenario = path_scenario(request).name
+    body = await _body(request, ("release_id", "expected_head"))
+    release_id = release_field(body, "release_id", required=True)
+    assert release_id is not None
+    expected = release_field(body, "expected_head")
+    return _moved(await deps.publishing.promote(scenario, release_id, expected, _author(request)))
+
+
+async def rollback(request: web.Request) -> web.Response:
+    """Serve an earlier release's content again (the previous content by default) as a new release."""
+    deps = deps_of(request)
+    scenario = path_scenario(request).name
+    body = await _body(request, ("release_id", "expected_head"))
+    release_id, expected = release_field(body, "release_id"), release_field(body, "expected_head")
+    return _moved(await deps.publishing.rollback(scenario, release_id, expected, _author(request)))
+
+
+async def evaluate(request: web.Request) -> web.Response:
+    """Evaluate a release or a candidate on a suite; the answer is the evaluation's own."""
+    deps = deps_of(request)
+    scenario = path_scenario(request).name
+    body = await _body(request, ("release_id", "candidate", "suite", "against"))
+    named = [name for name in ("release_id", "candidate") if text_field(body, name, longest=1024) is not None]
+    if len(named) != 1:
+        raise InvalidRequest("name either release_id or candidate")
+    text_field(body, "suite", longest=1024)
+    if named == ["release_id"]:
+        await find_release(deps, scenario, body["release_id"])
+    if deps.evaluate is None:
+        raise MissingDependency("this deployment cannot evaluate", hint="set evaluation.suite in serve.yaml")
+    return answer(await deps.evaluate(scenario, body))
+
+
+async def _body(request: web.Request, fields: tuple[str, ...]) -> dict[str, Any]:
+    if request.can_read_body:
+        body = await read_object(request, deps_of(request).options.small_limit_bytes)
+    else:
+        body = {}
+    only(body, fields)
+    return body
+
+
+def _moved(head: Release) -> web.Response:
+    return answer(release_view(head, head))
+
+
+def _author(request: web.Request) -> str:
+    """Who moved a release, as the chain records it: the caller's token digest, never the token."""
+    return f"user:{principal_of(request).name}"
+
+
+_BASE = "/reef/scenarios/{scenario}"
+ROUTES: tuple[Route, ...] = (
+    ("GET", f"{_BASE}/releases", list_releases),
+    ("GET", f"{_BASE}/releases/{{release}}", get_release),
+    ("GET", f"{_BASE}/releases/{{before}}/diff/{{after}}", diff_releases),
+    ("POST", f"{_BASE}/promote", promote),
+    ("POST", f"{_BASE}/rollback", rollback),
+    ("POST", f"{_BASE}/evaluate", evaluate),
+)
