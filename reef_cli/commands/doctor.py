@@ -1,0 +1,210 @@
+"""`reef doctor`: what this machine has, what that means, what to do. Looks only; changes nothing and imports nothing heavy.
+
+Each check is a small function that returns its finding; `fail` means that `reef serve` cannot work, `warn` that something is
+weaker than it could be.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from reef_cli.commands import output
+from reef_cli.commands.shell import Shell, new_app, with_shell
+from reef_cli.config.paths import cache_at
+from reef_cli.config.schema import EngineSettings, ReefSettings
+from reef_cli.core.errors import ReefError
+
+app = new_app()
+
+_LEAST_FREE = 2 * 1024**3  # the default model and a few releases of it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str = ""
+
+
+@app.command()
+@with_shell(local=True)
+def doctor(shell: Shell) -> int:
+    """Check this machine and say what to fix; exits 1 when something must be"""
+    findings = [finding for check in CHECKS for finding in check(shell)]
+    failed = any(finding.status == "fail" for finding in findings)
+    rows = [(finding.status, finding.check, finding.detail, finding.fix) for finding in findings]
+    data = {"ok": not failed, "checks": [asdict(finding) for finding in findings]}
+    shell.emit(data, lambda: output.table(("", "check", "found", "what to do"), rows))
+    return ReefError.exit_code if failed else 0
+
+
+def check_python(_: Shell) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    yield Finding("python", "ok" if good else "fail", version, "" if good else "install Python 3.11 or newer")
+
+
+def check_git(_: Shell) -> Iterator[Finding]:
+    version = tool_version("git", "version")
+    yield Finding(
+        "git", "ok" if version else "fail", version or "not found", "" if version else "install git; releases are commits"
+    )
+    lfs = tool_version("git-lfs", "version")
+    store = "not found; large files go to the content-addressed store in the home, with LFS pointers in git"
+    yield Finding(
+        "git-lfs", "ok" if lfs else "warn", lfs or store, "" if lfs else "install git-lfs to push releases to an LFS remote"
+    )
+
+
+def check_disk(shell: Shell) -> Iterator[Finding]:
+    for name, path in (("disk, home", shell.home.root), ("disk, cache", cache_at(shell.environ))):
+        place = existing(path)
+        free = shutil.disk_usage(place).free
+        good = free >= _LEAST_FREE and os.access(place, os.W_OK)
+        detail = f"{output.size(free)} free at {place}" + ("" if os.access(place, os.W_OK) else ", not writable")
+        yield Finding(
+            name, "ok" if good else "fail", detail, "" if good else "free some space, or move it: REEF_HOME, REEF_CACHE"
+        )
+
+
+def check_port(shell: Shell) -> Iterator[Finding]:
+    if shell.running is not None:
+        yield Finding("server", "ok", f"runs at {shell.running.url}, process {shell.running.pid}")
+        return
+    port = ReefSettings().port
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ReefSettings().host, port))
+        except OSError as error:
+            yield Finding("port", "warn", f"{port}: {error.strerror}", "reef serve --reef.port 0 picks a free one")
+        else:
+            yield Finding("port", "ok", f"{port} is free")
+
+
+def check_packages(_: Shell) -> Iterator[Finding]:
+    for name, extra, use in (
+        ("torch", "local", "the embedded engine and the trainer"),
+        ("transformers", "local", "the embedded engine"),
+        ("tokenizers", "local", "chat templates"),
+        ("peft", "local", "LoRA training"),
+        ("deepspeed", "train", "training weights"),
+    ):
+        version = package_version(name)
+        fix = "" if version else f"pip install 'reef-cli[{extra}]'; not needed with an upstream engine"
+        yield Finding(name, "ok" if version else "warn", version or f"not installed; needed for {use}", fix)
+    sglang = package_version("sglang")
+    yield Finding("sglang", "ok", sglang or "not installed; only for engine.kind sglang on this machine")
+
+
+def check_gpu(_: Shell) -> Iterator[Finding]:
+    found = run_tool("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
+    detail = "; ".join(found.splitlines()) or "none; the embedded engine and the trainer use the CPU"
+    yield Finding("gpu", "ok", detail)
+    if found and not package_version("sglang"):
+        yield Finding(
+            "gpu engine", "warn", "a GPU is here but no sglang", "pip install 'reef-cli[sglang]', then --engine.kind sglang"
+        )
+
+
+def check_memory(_: Shell) -> Iterator[Finding]:
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return
+    good = total >= 4 * 1024**3
+    fix = "" if good else "serve only, or use an upstream engine; training needs about 4 GiB"
+    yield Finding("memory", "ok" if good else "warn", f"{output.size(total)}, {os.cpu_count()} cores", fix)
+
+
+def check_model(shell: Shell) -> Iterator[Finding]:
+    name = EngineSettings().model
+    pull = f"reef model pull {name}"
+    try:
+        from reef_cli.engines.models import ModelStore
+
+        path = ModelStore(cache_at(shell.environ)).resolve(name)
+    except ReefError as error:
+        yield Finding("model", "warn", error.message, error.hint or pull)
+    except ImportError as error:
+        yield Finding("model", "warn", f"cannot look: {error}", "pip install 'reef-cli[local]'")
+    else:
+        yield Finding("model", "ok", f"{name} at {path}")
+
+
+def check_token(shell: Shell) -> Iterator[Finding]:
+    if not shell.home.root.exists():
+        yield Finding("home", "ok", f"{shell.home.root} is made on first start")
+        return
+    mode = shell.home.root.stat().st_mode & 0o777
+    yield Finding(
+        "home",
+        "fail" if mode & 0o077 else "ok",
+        f"{shell.home.root}, mode {mode:04o}",
+        private_fix(shell.home.root, mode, "700"),
+    )
+    if not shell.home.token.exists():
+        yield Finding("token", "ok", "made on first start")
+        return
+    mode = shell.home.token.stat().st_mode & 0o777
+    yield Finding("token", "fail" if mode & 0o077 else "ok", f"mode {mode:04o}", private_fix(shell.home.token, mode, "600"))
+
+
+CHECKS: tuple[Callable[[Shell], Iterator[Finding]], ...] = (
+    check_python,
+    check_git,
+    check_disk,
+    check_memory,
+    check_gpu,
+    check_port,
+    check_packages,
+    check_model,
+    check_token,
+)
+
+
+def existing(path: Path) -> Path:
+    """The nearest folder above `path` that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def private_fix(path: Path, mode: int, wanted: str) -> str:
+    """How to close a path that others can read."""
+    return f"chmod {wanted} {path}" if mode & 0o077 else ""
+
+
+def package_version(name: str) -> str | None:
+    """An installed package's version, without importing it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def tool_version(name: str, *words: str) -> str | None:
+    """First line a program prints about its version, or None when it is not there or does not work."""
+    found = run_tool(name, *words)
+    return found.splitlines()[0] if found else None
+
+
+def run_tool(*words: str) -> str | None:
+    """What a program prints, or None."""
+    if shutil.which(words[0]) is None:
+        return None
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

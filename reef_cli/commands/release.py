@@ -1,0 +1,266 @@
+"""`reef release`: the chain of a scenario, with and without a running server.
+
+Promote and rollback read the head first and send it along, so that a person moves the head they saw: when another move came
+in between, the command exits 4 and names the head that stands there now.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+
+from reef_cli.commands import output
+from reef_cli.commands.chain import (
+    Chains,
+    Row,
+    chains_of,
+    current,
+    find,
+    local_only,
+    plain_data,
+    rollback_target,
+    service_of,
+)
+from reef_cli.commands.shell import DryRun, Scenario, Shell, Yes, confirm, new_app, with_shell
+from reef_cli.core.errors import ConflictError, NotRestorable, ReefError
+
+app = new_app("List, compare, verify, promote and roll back releases")
+
+Release = Annotated[str, typer.Argument(metavar="RELEASE", help="Release id, or a prefix of it")]
+ExpectedHead = Annotated[
+    str | None, typer.Option("--expected-head", help="Move only if this release is the head  [default: the one seen]")
+]
+
+
+@app.command("list")
+@with_shell()
+def list_releases(
+    shell: Shell,
+    scenario: Scenario = "default",
+    all_scenarios: Annotated[bool, typer.Option("--all", help="Of every scenario")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many of each")] = None,
+) -> None:
+    """List releases, newest first; * is served, ? waits for a person"""
+    chains = chains_of(shell)
+    names = chains.scenarios() if all_scenarios else [scenario]
+    found = [{**row, "scenario": name} for name in names for row in chains.releases(name)[:limit]]
+    columns = ("", "release", "scenario", "operation", "age", "gated", "evidence")
+    shell.emit({"releases": found}, lambda: output.table(columns, map(_row, found)))
+    if held := [row for row in found if row.get("pending")]:
+        shell.hint(f"reef release promote {held[0]['release_id']} -s {held[0]['scenario']}")
+
+
+@app.command()
+@with_shell()
+def show(shell: Shell, release_id: Release, scenario: Scenario = "default") -> None:
+    """Show one release with its evidence"""
+    row = find(chains_of(shell).releases(scenario), scenario, release_id)
+    shell.emit(row, lambda: _draw(row))
+
+
+@app.command()
+@with_shell()
+def log(shell: Shell, scenario: Scenario = "default") -> None:
+    """Tell the story of a chain: who released what on which evidence"""
+    rows = chains_of(shell).releases(scenario)
+    shell.emit({"scenario": scenario, "releases": rows}, lambda: _each(_tell, rows))
+
+
+@app.command()
+@with_shell()
+def diff(
+    shell: Shell,
+    a: Release,
+    b: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="Release to compare with  [default: the head]")] = None,
+    scenario: Scenario = "default",
+) -> None:
+    """Compare two releases"""
+    chains = chains_of(shell)
+    rows = chains.releases(scenario)
+    left = find(rows, scenario, a)
+    right = find(rows, scenario, b) if b else current(rows, scenario)
+    answer = chains.diff(scenario, str(left["release_id"]), str(right["release_id"]))
+    shell.emit(answer, lambda: _draw_any(answer))
+
+
+@app.command()
+@with_shell()
+def review(
+    shell: Shell,
+    scenario: Annotated[str | None, typer.Option("--scenario", "-s", help="Scenario  [default: all]")] = None,
+) -> None:
+    """Show what waits for a person, with its evidence"""
+    chains = chains_of(shell)
+    names = [scenario] if scenario else chains.scenarios()
+    held = [{**row, "scenario": name} for name in names for row in chains.releases(name) if row.get("pending")]
+    shell.emit({"pending": held}, lambda: _each(_draw, held))
+    if held:
+        shell.hint(f"reef release promote {held[0]['release_id']} -s {held[0]['scenario']}")
+    else:
+        shell.say("nothing waits")
+
+
+@app.command()
+@with_shell()
+def verify(shell: Shell, scenario: Scenario = "default") -> int:
+    """Check a chain and its content byte by byte; exits 1 when something is wrong"""
+    local_only(shell, "verify")
+    problems = [plain_data(problem) for problem in service_of(shell).verify(scenario)]
+    rows = [list(problem.values()) if isinstance(problem, dict) else [problem] for problem in problems]
+    columns = tuple(problems[0]) if problems and isinstance(problems[0], dict) else ("problem",)
+    data = {"scenario": scenario, "ok": not problems, "problems": problems}
+    shell.emit(data, lambda: output.table(columns, rows) if problems else print(f"{scenario}: sound"))
+    return ReefError.exit_code if problems else 0
+
+
+@app.command()
+@with_shell()
+def promote(
+    shell: Shell,
+    release_id: Release,
+    scenario: Scenario = "default",
+    expected_head: ExpectedHead = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Serve a held release"""
+    chains = chains_of(shell)
+    rows = chains.releases(scenario)
+    head, target = current(rows, scenario), find(rows, scenario, release_id)
+    _move(shell, chains, scenario, "promote", head, target, expected_head, yes=yes, dry_run=dry_run)
+
+
+@app.command()
+@with_shell()
+def rollback(
+    shell: Shell,
+    release_id: Annotated[
+        str | None, typer.Argument(metavar="[RELEASE]", help="Release whose content to serve  [default: the previous content]")
+    ] = None,
+    scenario: Scenario = "default",
+    expected_head: ExpectedHead = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Serve an earlier release's content again, as a new release"""
+    chains = chains_of(shell)
+    rows = chains.releases(scenario)
+    head = current(rows, scenario)
+    target = find(rows, scenario, release_id) if release_id else rollback_target(rows, head)
+    if target is None:
+        raise NotRestorable(f"{scenario} has no earlier content", why=f"its head {head['release_id']} is all it ever served")
+    _move(shell, chains, scenario, "rollback", head, target, expected_head, yes=yes, dry_run=dry_run)
+
+
+@app.command()
+@with_shell()
+def gc(shell: Shell, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Delete content that no release needs any more"""
+    local_only(shell, "gc")
+    service = service_of(shell)
+    plan = plain_data(service.gc(dry_run=True))
+    if not dry_run:
+        shell.say("would delete:")
+        if not shell.json:
+            _draw_any(plan)
+        confirm("Delete it?", yes=yes, required=True)
+        plan = plain_data(service.gc(dry_run=False))
+    shell.emit({"dry_run": dry_run, "report": plan}, lambda: _draw_any(plan))
+
+
+def _move(
+    shell: Shell,
+    chains: Chains,
+    scenario: str,
+    verb: str,
+    head: Row,
+    target: Row,
+    expected: str | None,
+    *,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Promote or roll back `target` over `head`, after a look and a question."""
+    seen, aim = str(head["release_id"]), str(target["release_id"])
+    plan = {"scenario": scenario, "operation": verb, "head": seen, "release_id": aim, "dry_run": dry_run}
+    if dry_run:
+        shell.emit({**plan, "applied": False}, lambda: print(f"would {verb} {scenario} from {seen} to the content of {aim}"))
+        return
+    confirm(f"{verb.capitalize()} {scenario} from {seen} to the content of {aim}?", yes=yes)
+    move = chains.promote if verb == "promote" else chains.rollback
+    try:
+        released = move(scenario, aim, expected or seen)
+    except ConflictError as error:
+        _name_head(error, chains, scenario)
+        raise
+    shell.emit({**plan, "applied": True, "release": released}, lambda: print(f"{scenario} serves {released.get('release_id')}"))
+    shell.hint(f"reef release list -s {scenario}")
+
+
+def _name_head(error: ConflictError, chains: Chains, scenario: str) -> None:
+    """A conflict says which head stands there now, also when whoever raised it did not."""
+    if not error.details.get("head"):
+        error.details["head"] = current(chains.releases(scenario), scenario)["release_id"]
+    if str(error.details["head"]) not in error.message:
+        error.message = f"{error.message}; the head is {error.details['head']}"
+    error.hint = error.hint or f"look again: reef release list -s {scenario}"
+
+
+def evidence_line(evidence: Any) -> str:
+    """The numbers that matter of a release's evidence, in one line."""
+    if not isinstance(evidence, dict):
+        return str(evidence or "")
+    reason = evidence.get("reason")
+    numbers = [f"{name} {output.number(value)}" for name, value in evidence.items() if isinstance(value, float)]
+    return "; ".join([str(reason)] if reason else numbers[:4])
+
+
+def _row(row: Row) -> list[object]:
+    mark = "*" if row.get("current") else "?" if row.get("pending") else ""
+    gated = "yes" if row.get("gated") else "no"
+    age = output.age(row.get("recorded_at"))
+    return [mark, row["release_id"], row.get("scenario"), row.get("operation"), age, gated, evidence_line(row.get("evidence"))]
+
+
+def _each(draw: Callable[[Row], None], rows: Iterable[Row]) -> None:
+    for row in rows:
+        draw(row)
+
+
+def _tell(row: Row) -> None:
+    state = " (served)" if row.get("current") else " (held)" if row.get("pending") else ""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(row.get("recorded_at") or 0)))
+    print(f"release {row['release_id']}{state}")
+    output.pairs(
+        [
+            ("  what", f"{row.get('operation')} of {row.get('surface')} by {row.get('author', '?')}"),
+            ("  when", at),
+            ("  content", row.get("content_id")),
+            ("  parent", row.get("parent_release_id")),
+            ("  evidence", evidence_line(row.get("evidence")) or None),
+        ]
+    )
+    print()
+
+
+def _draw(row: Row) -> None:
+    output.pairs((name, value) for name, value in row.items() if name != "evidence" and value not in ("", None))
+    evidence = row.get("evidence")
+    for name, value in evidence.items() if isinstance(evidence, dict) else []:
+        output.pairs([(f"evidence.{name}", value)])
+    print()
+
+
+def _draw_any(answer: Any) -> None:
+    """Data of any shape: facts as lines, lists of rows as tables."""
+    if not isinstance(answer, dict):
+        output.block(answer)
+        return
+    for name, value in answer.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            output.table(tuple(value[0]), [list(row.values()) for row in value])
+        elif isinstance(value, dict):
+            output.pairs((f"{name}.{key}", item) for key, item in value.items())
+        else:
+            output.pairs([(name, value)])
