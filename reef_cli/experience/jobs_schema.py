@@ -1,5 +1,7 @@
 """Tables of the learning ledger and of release events, in the experience database so that settlement and consumption commit
 together. Written only through `ExperienceLog.write`; their meaning is in `learning.jobs` and `supervisor.publisher`.
+
+`sample_records` gives each record to at most one sample of a recipe: its primary key is the promise that a record trains once.
 """
 
 import sqlite3
@@ -50,13 +52,14 @@ CREATE TABLE sample_state (
 CREATE INDEX sample_state_queue ON sample_state (scenario, state, sequence);
 CREATE INDEX sample_state_job ON sample_state (job_id);
 
-CREATE TABLE trained_records (
+CREATE TABLE sample_records (
     recipe TEXT NOT NULL,
     record_id TEXT NOT NULL,
+    report_id TEXT NOT NULL,
     scenario TEXT NOT NULL,
-    job_id TEXT NOT NULL,
     PRIMARY KEY (recipe, record_id)
 ) WITHOUT ROWID;
+CREATE INDEX sample_records_report ON sample_records (report_id);
 
 CREATE TABLE release_events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,

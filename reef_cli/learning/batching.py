@@ -6,13 +6,12 @@ produced it and the head; a sample that is too old is dropped alone, by name, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from reef_cli.core.ids import RecordId, release_step, split_weight_version
 from reef_cli.core.types import Inference, Release, Report, Sample
 from reef_cli.learning.contract import Recipe, Refusal
-from reef_cli.learning.jobs import Queued
+from reef_cli.learning.jobs import Entry, Queued
 
 PAGE = 256
 """Reports read from the log at a time."""
@@ -24,21 +23,6 @@ class Stream(Protocol):
     def reports_after(self, scenario: str, sequence: int, limit: int) -> list[tuple[int, Report]]: ...
 
     def references(self, receipts: Sequence[RecordId]) -> list[Inference]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A report's fate: `sample` when it trains, else `reason`."""
-
-    report_id: RecordId
-    sequence: int
-    sample: Sample | None
-    reason: str = ""
-
-    @property
-    def row(self) -> tuple[str, int, int | None, str]:
-        """The row for `jobs.enqueue`."""
-        return (self.report_id, self.sequence, self.sample.step if self.sample else None, self.reason)
 
 
 def versions_to_steps(scenario: str, records: Sequence[Inference], known: Mapping[str, Release]) -> dict[str, int]:
@@ -74,15 +58,15 @@ def admit(recipe: Recipe, stream: Stream, report: Report, known: Mapping[str, Re
     return recipe.admit(report, records, steps)
 
 
-def admit_new(recipe: Recipe, stream: Stream, scenario: str, after: int, known: Mapping[str, Release]) -> list[Admitted]:
+def admit_new(recipe: Recipe, stream: Stream, scenario: str, after: int, known: Mapping[str, Release]) -> list[Entry]:
     """The next page of reports after a stream position, each admitted or refused."""
     page = []
     for sequence, report in stream.reports_after(scenario, after, PAGE):
         fate = admit(recipe, stream, report, known)
         if isinstance(fate, Refusal):
-            page.append(Admitted(report.id, sequence, None, fate.reason))
+            page.append(Entry(report.id, sequence, None, fate.reason))
         else:
-            page.append(Admitted(report.id, sequence, fate))
+            page.append(Entry(report.id, sequence, fate.step, records=fate.records))
     return page
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from reef_cli.core.errors import ConflictError, JobNotFound
 from reef_cli.core.ids import JobId, RecordId, ReleaseId, new_id
-from reef_cli.core.types import JobState, Outcome
+from reef_cli.core.types import JobState
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
     JobState.RESERVED: frozenset({JobState.TRAINING, JobState.EVALUATING, JobState.FAILED}),
@@ -150,7 +150,7 @@ def advance(
     *,
     detail: Mapping[str, Any] | None = None,
     content_id: str | None = None,
-    outcome: Outcome | None = None,
+    outcome: str | None = None,
     reason: str | None = None,
 ) -> Job:
     """Move a job along one allowed edge. Raises `ConflictError` when the row is not where the caller thinks it is."""
@@ -168,18 +168,13 @@ def advance(
     return get(connection, job.id)
 
 
-def settle(connection: sqlite3.Connection, job: Job, at: float, *, trained: Mapping[str, Sequence[str]]) -> Job:
-    """End a job well: its samples are consumed and their records marked as trained, in the same transaction.
-
-    `trained` maps each reserved report id to the record ids its sample was made of.
-    """
-    settled = advance(connection, job, JobState.SETTLED, at)
+def settle(
+    connection: sqlite3.Connection, job: Job, at: float, *, outcome: str | None = None, reason: str | None = None
+) -> Job:
+    """End a job well: its samples are consumed in the same transaction. `outcome` is for jobs that were never judged."""
+    settled = advance(connection, job, JobState.SETTLED, at, outcome=outcome, reason=reason)
     connection.execute(
         "UPDATE sample_state SET state = 'consumed', at = ? WHERE job_id = ? AND state = 'reserved'", (at, job.id)
-    )
-    connection.executemany(
-        "INSERT OR IGNORE INTO trained_records (recipe, record_id, scenario, job_id) VALUES (?, ?, ?, ?)",
-        [(job.recipe, record, job.scenario, job.id) for records in trained.values() for record in records],
     )
     return settled
 
@@ -192,11 +187,11 @@ def fail(connection: sqlite3.Connection, job: Job, at: float, reason: str, *, bl
         " WHERE job_id = ? AND state = 'reserved'",
         (at, int(blame_samples), job.id),
     )
-    connection.execute(
-        "UPDATE sample_state SET state = 'dropped', reason = 'failed_repeatedly', at = ?"
-        " WHERE scenario = ? AND state = 'queued' AND attempts >= ?",
-        (at, job.scenario, MAX_ATTEMPTS),
-    )
+    worn = connection.execute(
+        "SELECT report_id FROM sample_state WHERE scenario = ? AND recipe = ? AND state = 'queued' AND attempts >= ?",
+        (job.scenario, job.recipe, MAX_ATTEMPTS),
+    ).fetchall()
+    drop(connection, job.recipe, at, [(row[0], "failed_repeatedly") for row in worn])
     return failed
 
 
@@ -208,26 +203,67 @@ def cursor(connection: sqlite3.Connection, scenario: str, recipe: str) -> int:
     return int(row[0] or 0)
 
 
-def enqueue(
-    connection: sqlite3.Connection, scenario: str, recipe: str, at: float, rows: Sequence[tuple[str, int, int | None, str]]
-) -> None:
-    """Remember admitted (`step` set) and refused (`reason` set) reports: rows of (report_id, sequence, step, reason)."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A report's place in the queue: `step` set when it was admitted with `records`, else `reason` says why not."""
+
+    report_id: RecordId
+    sequence: int
+    step: int | None
+    reason: str = ""
+    records: tuple[RecordId, ...] = ()
+
+
+def enqueue(connection: sqlite3.Connection, scenario: str, recipe: str, at: float, entries: Iterable[Entry]) -> None:
+    """Remember admitted and refused reports. A record that already belongs to a sample makes the later report refused."""
+    for entry in entries:
+        reason = entry.reason or _claim(connection, scenario, recipe, entry)
+        connection.execute(
+            "INSERT OR IGNORE INTO sample_state (recipe, report_id, scenario, sequence, state, reason, step, at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (recipe, entry.report_id, scenario, entry.sequence, "refused" if reason else "queued", reason, entry.step, at),
+        )
+
+
+def _claim(connection: sqlite3.Connection, scenario: str, recipe: str, entry: Entry) -> str:
+    """Give the entry's records to its sample, all or none; the reason when one of them is taken."""
+    taken = taken_by(connection, recipe, entry.records)
+    if taken:
+        return taken
     connection.executemany(
-        "INSERT OR IGNORE INTO sample_state (recipe, report_id, scenario, sequence, state, reason, step, at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (recipe, report_id, scenario, sequence, "refused" if step is None else "queued", reason, step, at)
-            for report_id, sequence, step, reason in rows
-        ],
+        "INSERT INTO sample_records (recipe, record_id, report_id, scenario) VALUES (?, ?, ?, ?)",
+        [(recipe, record, entry.report_id, scenario) for record in entry.records],
     )
+    return ""
+
+
+def taken_by(connection: sqlite3.Connection, recipe: str, records: Sequence[str], besides: str = "") -> str:
+    """`already_trained` or `already_sampled` when one of the records belongs to a sample of this recipe, else empty.
+
+    The sample of the report `besides` does not count.
+    """
+    marks = ",".join("?" * len(records))
+    states = {
+        row[0]
+        for row in connection.execute(
+            "SELECT s.state FROM sample_records r JOIN sample_state s ON s.recipe = r.recipe AND s.report_id = r.report_id"
+            f" WHERE r.recipe = ? AND r.report_id <> ? AND r.record_id IN ({marks})",
+            (recipe, besides, *records),
+        )
+    }
+    return "already_trained" if "consumed" in states else "already_sampled" if states else ""
 
 
 def drop(connection: sqlite3.Connection, recipe: str, at: float, rows: Sequence[tuple[str, str]]) -> None:
-    """Drop queued samples, each with its reason: rows of (report_id, reason)."""
-    connection.executemany(
-        "UPDATE sample_state SET state = 'dropped', reason = ?, at = ? WHERE recipe = ? AND report_id = ? AND state = 'queued'",
-        [(reason, at, recipe, report_id) for report_id, reason in rows],
-    )
+    """Drop queued samples, each with its reason: rows of (report_id, reason). Their records are free again."""
+    for report_id, reason in rows:
+        changed = connection.execute(
+            "UPDATE sample_state SET state = 'dropped', reason = ?, at = ?"
+            " WHERE recipe = ? AND report_id = ? AND state = 'queued'",
+            (reason, at, recipe, report_id),
+        ).rowcount
+        if changed:
+            connection.execute("DELETE FROM sample_records WHERE recipe = ? AND report_id = ?", (recipe, report_id))
 
 
 def queued(connection: sqlite3.Connection, scenario: str, recipe: str, limit: int) -> list[Queued]:
@@ -244,26 +280,6 @@ def reserved_reports(connection: sqlite3.Connection, job_id: str) -> list[Record
     """Report ids a job holds, in stream order."""
     rows = connection.execute("SELECT report_id FROM sample_state WHERE job_id = ? ORDER BY sequence", (job_id,))
     return [RecordId(row[0]) for row in rows]
-
-
-def trained_already(connection: sqlite3.Connection, recipe: str, records: Sequence[str]) -> set[str]:
-    """Which of the records a sample of this recipe was already made of."""
-    marks = ",".join("?" * len(records))
-    rows = connection.execute(
-        f"SELECT record_id FROM trained_records WHERE recipe = ? AND record_id IN ({marks})", (recipe, *records)
-    )
-    return {row[0] for row in rows}
-
-
-def claimed(connection: sqlite3.Connection, recipe: str, records: Sequence[str]) -> set[str]:
-    """Which of the records are already part of a queued or reserved sample of this recipe."""
-    marks = ",".join("?" * len(records))
-    rows = connection.execute(
-        "SELECT r.record_id FROM report_references r JOIN sample_state s ON s.report_id = r.report_id AND s.recipe = ?"
-        f" WHERE r.record_id IN ({marks}) AND s.state IN ('queued', 'reserved')",
-        (recipe, *records),
-    )
-    return {row[0] for row in rows}
 
 
 def checkpoint_for(connection: sqlite3.Connection, scenario: str, content_id: str) -> str | None:

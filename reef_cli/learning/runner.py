@@ -179,16 +179,9 @@ class Runner:
     async def _to_evaluation(self, job: Job) -> Job:
         base = self._releases.get(job.scenario, job.base_release_id)
         if job.content_id == base.content_id:
-            return await self._log.write(lambda c: self._no_change(c, job))
+            reason = "the policy was not updated"
+            return await self._log.write(lambda c: jobs.settle(c, job, self._clock.now(), outcome="unchanged", reason=reason))
         return await self._advance(job, JobState.EVALUATING)
-
-    def _no_change(self, connection: Any, job: Job) -> Job:
-        trained = self._trained(connection, job)
-        settled = jobs.settle(connection, job, self._clock.now(), trained=trained)
-        connection.execute(
-            "UPDATE jobs SET outcome = 'unchanged', reason = 'the policy was not updated' WHERE id = ?", (job.id,)
-        )
-        return settled
 
     async def _evaluate(self, job: Job) -> Job:
         candidate = self._as_release(job)
@@ -265,12 +258,7 @@ class Runner:
         return True
 
     async def _settle(self, job: Job) -> Job:
-        def write(connection: Any) -> Job:
-            return jobs.settle(
-                connection, jobs.get(connection, job.id), self._clock.now(), trained=self._trained(connection, job)
-            )
-
-        return await self._log.write(write)
+        return await self._log.write(lambda c: jobs.settle(c, job, self._clock.now()))
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
@@ -303,13 +291,6 @@ class Runner:
                 f"{len(lost)} of {len(ids)} samples can no longer be rebuilt.", why=", ".join(reason for _, reason in lost[:3])
             )
         return samples
-
-    def _trained(self, connection: Any, job: Job) -> dict[str, list[str]]:
-        trained: dict[str, list[str]] = {}
-        for report_id in jobs.reserved_reports(connection, job.id):
-            report = self._log.get(job.scenario, report_id)
-            trained[report_id] = list(report.references) if isinstance(report, Report) else []
-        return trained
 
     def _note(self, job: Job, progress: TrainerProgress) -> None:
         self.progress[job.id] = Progress(progress.phase, progress.done, progress.total)

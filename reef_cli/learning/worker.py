@@ -15,10 +15,10 @@ from reef_cli.core.clock import Clock
 from reef_cli.core.errors import JobNotFound, JobOut, ReefError
 from reef_cli.core.ids import ReleaseId, new_release_id
 from reef_cli.core.ports import Publishing
-from reef_cli.core.types import Cadence, Operation, Release
+from reef_cli.core.types import Cadence, Operation, Release, Report
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.learning import batching, jobs
-from reef_cli.learning.contract import Recipe
+from reef_cli.learning.contract import Recipe, Refusal
 from reef_cli.learning.jobs import Job
 from reef_cli.learning.runner import Progress, ReleaseStore, Runner, steps_since_gate
 
@@ -98,12 +98,15 @@ class LearningWorker:
     def eligibility(self, scenario: str, report_id: str) -> Mapping[str, str]:
         """Why each receipt of a stored report trains or does not, as the recipe sees it."""
         report = self._log.get(scenario, report_id)
-        if not hasattr(report, "references"):
+        if not isinstance(report, Report):
             return {}
-        known = {release.release_id: release for release in self._releases.list(scenario)}
+        known: dict[str, Release] = {release.release_id: release for release in self._releases.list(scenario)}
         fate = batching.admit(self._recipe, self._log, report, known)
-        reason = fate.reason if isinstance(fate, batching.Refusal) else self._taken(report.references) or "eligible"
-        return dict.fromkeys(report.references, reason)
+        if isinstance(fate, Refusal):
+            return dict.fromkeys(report.references, fate.reason)
+        with self._log.read() as connection:
+            taken = jobs.taken_by(connection, self._recipe.name, fate.records, besides=report_id)
+        return dict.fromkeys(report.references, taken or "eligible")
 
     # -- what a person may ask -----------------------------------------------------------------------------------------
 
@@ -177,37 +180,17 @@ class LearningWorker:
         """Give every new report its fate, in stream order."""
         with self._log.read() as connection:
             after = jobs.cursor(connection, scenario, self._recipe.name)
-        known = None
+        known: dict[str, Release] = {r.release_id: r for r in await asyncio.to_thread(self._releases.list, scenario)}
         while True:
-            if known is None:
-                known = {release.release_id: release for release in await asyncio.to_thread(self._releases.list, scenario)}
             page = await asyncio.to_thread(batching.admit_new, self._recipe, self._log, scenario, after, known)
             if not page:
                 return
-            rows = self._unique(page)
-            await self._log.write(lambda c, rows=rows: jobs.enqueue(c, scenario, self._recipe.name, self._clock.now(), rows))
+            await self._enqueue(scenario, page)
             self._last_sample[scenario] = self._clock.monotonic()
             after = page[-1].sequence
 
-    def _unique(self, page: list[batching.Admitted]) -> list[tuple[str, int, int | None, str]]:
-        """Rows of a page; a record that already belongs to a sample makes no second one."""
-        rows, taken = [], set()
-        for item in page:
-            records = item.sample.records if item.sample else ()
-            reason = self._taken(records) or ("already_sampled" if taken.intersection(records) else "")
-            taken.update(records)
-            rows.append((item.report_id, item.sequence, None, reason) if reason else item.row)
-        return rows
-
-    def _taken(self, records: Any) -> str:
-        if not records:
-            return ""
-        with self._log.read() as connection:
-            if jobs.trained_already(connection, self._recipe.name, list(records)):
-                return "already_trained"
-            if jobs.claimed(connection, self._recipe.name, list(records)):
-                return "already_sampled"
-        return ""
+    async def _enqueue(self, scenario: str, page: list[jobs.Entry]) -> None:
+        await self._log.write(lambda c: jobs.enqueue(c, scenario, self._recipe.name, self._clock.now(), page))
 
     async def _next_job(self, scenario: str) -> Job | None:
         """Open a job when a batch (or an idle gate) is due."""

@@ -94,7 +94,7 @@ class Publisher:
         except KeyError:
             raise EngineUnavailable(f"Scenario {scenario} is not loaded yet; try again, the service is unavailable.") from None
 
-    async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:
+    async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:  # noqa: ARG002 - canaries
         if pin is None:
             return self._served.get(scenario) or await self.open(scenario)
         release = await asyncio.to_thread(self._releases.get, scenario, pin)
@@ -162,12 +162,16 @@ class Publisher:
             await self._note(release, "load_failed", {"reason": error.message})
             await self._compensate(release, error)
             raise EngineError(
-                f"{release.release_id} could not be loaded and was rolled back.", why=error.message, hint="The old weights serve."
+                f"{release.release_id} could not be loaded and was rolled back.",
+                why=error.message,
+                hint="The old weights serve.",
             ) from error
         previous = self._served.get(release.scenario)
         self._served[release.scenario] = release
         seconds = self._clock.monotonic() - started
-        await self._note(release, "served", {"swap_s": round(seconds, 4), "previous": previous.release_id if previous else None})
+        await self._note(
+            release, "served", {"swap_s": round(seconds, 4), "previous": previous.release_id if previous else None}
+        )
         self._retire(release.scenario)
         return release
 
@@ -177,7 +181,11 @@ class Publisher:
         if served is None or release.operation is Operation.CREATION:
             return
         back = await asyncio.to_thread(
-            self._releases.rollback, release.scenario, served.release_id, release.release_id, f"reef: load failed ({error.code})"
+            self._releases.rollback,
+            release.scenario,
+            served.release_id,
+            release.release_id,
+            f"reef: load failed ({error.code})",
         )
         await self._load(back)
         self._served[release.scenario] = back
