@@ -1,0 +1,123 @@
+"""Text of a local model, told apart while it streams.
+
+Text goes out as soon as it cannot be the start of a reasoning tag or a tool call. Reasoning between tags streams as reasoning;
+from the first sign of a tool call on everything waits for the end, where the model's own parser reads the whole text. That
+parser has the last word: `rest` sends what it found beyond what is out, so the pieces together equal the unstreamed answer.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from reef_cli.gateway.dialects.canonical import Answered, Piece
+
+THINK, END_THINK = "<think>", "</think>"
+CALL_OPENERS = ("<tool_call", "<function", "<|tool", "<|python_tag|>", "[TOOL_CALLS]", "<｜tool", "[{", "{")
+"""How tool calls start in the formats open models use; braces count only as the very first thing a model writes."""
+
+_BARE = ("[{", "{")
+
+
+class LiveText:
+    """One answer under way. `strips` says whether the model's parser drops blanks around the answer."""
+
+    def __init__(self, *, tools: bool, thinking: bool, strips: bool, choice: int = 0) -> None:
+        self._openers = CALL_OPENERS if tools else ()
+        self._strips = strips
+        self._choice = choice
+        self._mode: Literal["text", "reasoning", "held"] = "reasoning" if thinking else "text"
+        self._buffer = ""
+        self.raw = ""
+        self.text = ""
+        self.reasoning = ""
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Pieces that are certain now."""
+        self.raw += text
+        self._buffer += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        """Send what is certain; True when the mode changed and there may be more."""
+        if self._mode == "held":
+            return False
+        tags = (END_THINK,) if self._mode == "reasoning" else self._tags()
+        at, tag = _first(self._buffer, tags)
+        if tag is None:
+            self._send(len(self._buffer) - _maybe(self._buffer, tags), pieces)
+            return False
+        self._send(at, pieces)
+        if tag in (THINK, END_THINK):
+            self._buffer = self._buffer[len(tag) :] if self._buffer.startswith(tag) else self._buffer.lstrip()[len(tag) :]
+            self._mode = "reasoning" if tag == THINK else "text"
+            return True
+        self._mode = "held"
+        return False
+
+    def _tags(self) -> tuple[str, ...]:
+        """Tags that may come next: reasoning only before any text, bare JSON only as the first thing."""
+        fresh = not self.text
+        openers = self._openers if fresh else tuple(opener for opener in self._openers if opener not in _BARE)
+        return (THINK, *openers) if fresh and not self.reasoning else openers
+
+    def _send(self, end: int, pieces: list[Piece]) -> None:
+        """Send the buffer up to `end`, keeping blanks back that the parser may drop."""
+        ready = self._buffer[:end]
+        if self._strips:
+            ready = ready.rstrip()
+            end = len(ready)
+        sent = self.reasoning if self._mode == "reasoning" else self.text
+        if self._strips and not sent:
+            ready = ready.lstrip()
+        if not ready:
+            return
+        self._buffer = self._buffer[end:]
+        if self._mode == "reasoning":
+            self.reasoning += ready
+            pieces.append(Piece("reasoning", ready, choice=self._choice))
+        else:
+            self.text += ready
+            pieces.append(Piece("text", ready, choice=self._choice))
+
+    def rest(self, answer: Answered) -> Sequence[Piece]:
+        """What the whole answer holds beyond what was sent."""
+        pieces: list[Piece] = []
+        reasoning, content = answer.reasoning or "", answer.content or ""
+        if reasoning.startswith(self.reasoning) and len(reasoning) > len(self.reasoning) and not self.text:
+            pieces.append(Piece("reasoning", reasoning[len(self.reasoning) :], choice=self._choice))
+        if content.startswith(self.text) and len(content) > len(self.text):
+            pieces.append(Piece("text", content[len(self.text) :], choice=self._choice))
+        for index, call in enumerate(answer.tool_calls):
+            function = call["function"]
+            pieces.append(Piece("call", index=index, id=call["id"], name=function["name"], choice=self._choice))
+            pieces.append(Piece("arguments", function["arguments"], index=index, choice=self._choice))
+        return pieces
+
+
+def _first(text: str, tags: Sequence[str]) -> tuple[int, str | None]:
+    """The earliest tag in the text; bare JSON counts only at its start."""
+    best: tuple[int, str | None] = (len(text), None)
+    lead = len(text) - len(text.lstrip())
+    for tag in tags:
+        at = text.find(tag)
+        if at >= 0 and (at, -len(tag)) < (best[0], -len(best[1] or "")) and (tag not in _BARE or at == lead):
+            best = (at, tag)
+    return best
+
+
+def _maybe(text: str, tags: Sequence[str]) -> int:
+    """Length of the longest end of the text that may be the start of a tag."""
+    longest = max((len(tag) for tag in tags), default=0) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        end = text[-size:]
+        if any(tag.startswith(end) for tag in tags if tag not in _BARE or text.strip() == end):
+            return size
+    return 0
+
+
+def thinks(prompt_tail: str) -> bool:
+    """Whether a prompt ends inside an opened reasoning tag, as templates of some reasoning models do."""
+    return re.search(r"<think>\s*$", prompt_tail) is not None

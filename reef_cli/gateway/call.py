@@ -1,0 +1,72 @@
+"""One inference request on its way: what came in, for whom, and what its answer will carry."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from reef_cli.core.types import Dialect, Release
+from reef_cli.gateway.bodies import parse_object, read_body
+from reef_cli.gateway.context import RECEIPT_HEADER, RELEASE_HEADER, WEIGHT_HEADER, RequestContext, open_context
+from reef_cli.gateway.deps import Deps, deps_of
+from reef_cli.gateway.dialects.canonical import Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`raw` are the client's bytes (decompressed), `body` the same parsed. `release` is what the request resolved to."""
+
+    request: web.Request
+    deps: Deps
+    context: RequestContext
+    dialect: Dialect
+    raw: bytes
+    body: Mapping[str, Any]
+    release: Release
+    created_at: float
+
+    @property
+    def receipt(self) -> str | None:
+        """The receipt the client gets, or None where nothing is recorded."""
+        return self.context.receipt if self.context.capture else None
+
+    @property
+    def streams(self) -> bool:
+        return self.body.get("stream") is True
+
+    @property
+    def model(self) -> str:
+        """The model the client named, else the served one."""
+        named = self.body.get("model")
+        return named if isinstance(named, str) and named else self.deps.model
+
+    def headers(self, weight_version: str | None = None) -> dict[str, str]:
+        """What every answer of this call carries, streamed or not."""
+        headers = {"x-request-id": self.context.request_id, RELEASE_HEADER: self.release.release_id}
+        if self.context.capture:
+            headers[RECEIPT_HEADER] = self.context.receipt
+        if weight_version is not None:
+            headers[WEIGHT_HEADER] = weight_version
+        return headers
+
+    def envelope(self, prompt_tokens: int = 0) -> Envelope:
+        """The names of an answer Reef writes itself; its id is the receipt, which agents keep with what they log."""
+        return Envelope(
+            id=self.context.receipt,
+            model=self.model,
+            created=int(self.created_at),
+            receipt=self.receipt,
+            request_id=self.context.request_id,
+            prompt_tokens=prompt_tokens,
+        )
+
+
+async def open_call(request: web.Request, dialect: Dialect) -> Call:
+    """Read and parse the body, then resolve scenario and release; a bad body resolves, creates and stores nothing."""
+    deps = deps_of(request)
+    raw = await read_body(request, deps.settings.body_limit_bytes)
+    body = parse_object(raw)
+    context = await open_context(request, body)
+    release = await deps.publishing.resolve(context.scenario, context.pin, context.session)
+    return Call(request, deps, context, dialect, raw, body, release, deps.clock.now())
