@@ -128,7 +128,9 @@ def kind_of(value: object) -> str:
         return "a boolean"
     if isinstance(value, int | float):
         return "a number"
-    return {str: "a string", list: "an array", dict: "an object"}[type(value)]
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"
 
 
 def int_query(request: web.Request, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:

@@ -17,7 +17,7 @@ from reef_cli.telemetry.secrets import credential_shaped
 LONGEST_TEXT = 4000
 MOST_REQUIRES = 8
 _LONGEST_ITEM = 500
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufe00-\ufe0f]")
+_UNSEEN = re.compile(r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufe00-\ufe0f]")
 _OVERRIDE = tuple(
     re.compile(pattern, re.IGNORECASE | re.DOTALL)
     for pattern in (

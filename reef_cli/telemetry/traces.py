@@ -6,6 +6,7 @@ variables. Knows nothing of what is traced.
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any, Protocol
 
 from reef_cli.core.errors import MissingDependency
@@ -22,7 +23,7 @@ class Tracer(Protocol):
 class NoTracer:
     """Tracing is off."""
 
-    def span(self, name: str, parent: Mapping[str, str] | None = None, **attributes: Any) -> AbstractContextManager[Any]:
+    def span(self, *_: Any, **__: Any) -> AbstractContextManager[Any]:
         return _NOTHING
 
 
@@ -45,14 +46,15 @@ def open_tracer(enabled: bool, service: str = "reef") -> Tracer:
     if not enabled:
         return NoTracer()
     try:
-        from opentelemetry import propagate, trace
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        trace = import_module("opentelemetry.trace")
+        propagate = import_module("opentelemetry.propagate")
+        sdk = import_module("opentelemetry.sdk.trace")
+        export = import_module("opentelemetry.sdk.trace.export")
+        otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        resources = import_module("opentelemetry.sdk.resources")
     except ImportError as error:
         raise MissingDependency("tracing needs OpenTelemetry", hint="pip install 'reef-cli[otel]'") from error
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": service}))
+    provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return OtelTracer(trace.get_tracer(service), propagate.extract)

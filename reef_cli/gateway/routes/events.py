@@ -33,13 +33,13 @@ async def events(request: web.Request) -> web.StreamResponse:
         check_scenario(scenario)
     limit = int_query(request, "limit", 0, least=0, most=1_000_000)
     # Asked for before the headers go out: a cursor that cannot be read is a 400, not a broken stream.
-    page, cursor = await asyncio.to_thread(_first, deps, cursor)
+    page, position = await asyncio.to_thread(_first, deps, cursor)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     response.headers["x-request-id"] = facts_of(request).request_id
     await response.prepare(request)
     deps.metrics.event_streams.add(1)
     try:
-        await _Stream(deps, response, scenario, limit).run(page, cursor)
+        await _Stream(deps, response, scenario, limit).run(page, position)
     except (ConnectionError, TimeoutError):
         pass  # The reader left, or took nothing for two minutes; it resumes from its last event.
     finally:

@@ -80,6 +80,7 @@ async def delete(request: web.Request) -> web.Response:
         await deps.delete_scenario(name)
     else:
         await deps.log.scenarios.archive(name)
+        await asyncio.to_thread(deps.releases.archive, name)
     return answer({"scenario": name, "archived": True})
 
 
