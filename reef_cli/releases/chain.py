@@ -13,7 +13,7 @@ from types import MappingProxyType
 from reef_cli.core.errors import HeadMoved, InvalidScenario, ReleaseNotFound, StorageError
 from reef_cli.core.ids import ReleaseId, valid_scenario
 from reef_cli.core.types import Operation, Release
-from reef_cli.releases.git import ZERO, Git, RefMoved, RefUpdate, TreeEntry
+from reef_cli.releases.git import ZERO, Git, Link, RefMoved, RefUpdate, TreeEntry
 from reef_cli.releases.lock import Locks
 from reef_cli.releases.manifest import Entry, decode
 from reef_cli.releases.objects import ObjectStore
@@ -102,36 +102,43 @@ class Chains:
             known = self._chains.get(scenario)
         if known is not None and known[0] == head:
             return known[1]
-        commits = self._git.first_parents(head, known[0] if known else None)
-        older = known[1] if known and commits and commits[-1][1] == known[0] else ()
+        links = self._git.first_parents(head, known[0] if known else None)
+        older = known[1] if known and links and links[-1].parent == known[0] else ()
         if known and not older:
-            commits = self._git.first_parents(head)
-        entries = (*self.load([commit for commit, _ in commits]), *older)
+            links = self._git.first_parents(head)
+        entries = (*self._load(links), *older)
         with self._mutex:
             self._chains[scenario] = (head, entries)
         return entries
 
     def load(self, commits: Sequence[str]) -> list[Entry]:
         """The releases of these commits, in order; one process for those not seen before."""
+        return self._load([Link(commit, None, None) for commit in commits])
+
+    def _load(self, links: Sequence[Link]) -> list[Entry]:
         with self._mutex:
-            missing = [commit for commit in commits if commit not in self._entries]
-        found = self._git.read([f"{commit}:manifest.json" for commit in missing])
-        for commit, blob in zip(missing, found, strict=True):
+            missing = [link for link in links if link.commit not in self._entries]
+        found = self._git.read([link.address for link in missing])
+        for commit, blob in zip((link.commit for link in missing), found, strict=True):
             if blob is None:
                 raise StorageError(f"commit {commit[:12]} holds no manifest", hint="run `reef release verify`")
             entry = decode(blob[1], commit)
             with self._mutex:
                 self._entries[commit] = entry
         with self._mutex:
-            return [self._entries[commit] for commit in commits]
+            return [self._entries[link.commit] for link in links]
 
     def restorable(self, entry: Entry) -> bool:
         return all(self._objects.has(oid, size) for oid, size in entry.large)
 
-    def view(self, entry: Entry, *, pending: bool = False) -> Release:
-        """The release with what only the present state can tell."""
+    def view(self, entry: Entry, *, pending: bool = False, known: dict[str, bool] | None = None) -> Release:
+        """The release with what only the present state can tell. `known` carries answers per content through a listing."""
         release = entry.release
-        restorable = self.restorable(entry)
+        restorable = known.get(release.content_id) if known is not None else None
+        if restorable is None:
+            restorable = self.restorable(entry)
+            if known is not None:
+                known[release.content_id] = restorable
         if pending == release.pending and restorable == release.restorable:
             return release
         return replace(release, pending=pending, restorable=restorable)
@@ -143,6 +150,11 @@ class Chains:
         with self._mutex:
             self._entries[commit] = made
         return made
+
+    def appended(self, chain: Chain, entry: Entry) -> None:
+        """Spare the next reader of this process a git call after an own append."""
+        with self._mutex:
+            self._chains[chain.scenario] = (entry.release.commit, (entry, *chain.entries))
 
     def move(self, scenario: str, updates: Sequence[RefUpdate], expected: ReleaseId | None) -> None:
         """Move refs, all or none; `HeadMoved` naming the present head when another publisher was first."""

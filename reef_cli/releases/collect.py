@@ -17,7 +17,6 @@ from reef_cli.releases.chain import ARCHIVE, Chain, Chains
 from reef_cli.releases.contents import PREFIX, Contents
 from reef_cli.releases.git import ZERO, Git, RefUpdate
 from reef_cli.releases.lock import Locks
-from reef_cli.releases.manifest import decode
 from reef_cli.releases.objects import ObjectStore
 
 # Loose objects make every read a file; beyond this many a collection packs them.
@@ -145,11 +144,8 @@ class Collector:
     def _archived(self) -> Iterator[ContentId]:
         """Contents of archived chains, which stay whole."""
         for tip in set(self._git.refs(ARCHIVE).values()):
-            commits = [commit for commit, _ in self._git.first_parents(tip)]
-            blobs = self._git.read([f"{commit}:manifest.json" for commit in commits])
-            for commit, blob in zip(commits, blobs, strict=True):
-                if blob is not None:
-                    yield decode(blob[1], commit).release.content_id
+            for entry in self._chains.load([link.commit for link in self._git.first_parents(tip)]):
+                yield entry.release.content_id
 
     def _leftovers(self) -> Iterator[Path]:
         """Temporary files and folders of processes that died; nobody writes while the lock is held."""

@@ -104,13 +104,13 @@ class Remote:
         return self._git.run("merge-base", older, newer).decode().strip() == older if self._related(older, newer) else False
 
     def _related(self, a: str, b: str) -> bool:
-        roots = [self._git.first_parents(commit)[-1][0] for commit in (a, b)]
+        roots = [self._git.first_parents(commit)[-1].commit for commit in (a, b)]
         return roots[0] == roots[1]
 
     def _entries(self, incoming: dict[str, str]) -> list[Entry]:
         found: dict[str, Entry] = {}
         for name, tip in incoming.items():
-            commits = [commit for commit, _ in self._git.first_parents(tip)] if name.endswith("/head") else [tip]
+            commits = [link.commit for link in self._git.first_parents(tip)] if name.endswith("/head") else [tip]
             for entry in self._chains.load([commit for commit in commits if commit not in found]):
                 found[entry.release.commit] = entry
         return list(found.values())

@@ -100,8 +100,9 @@ class ReleaseService:
         """Newest first: held candidates (pending), then the chain. Empty when there is no chain."""
         chain = self._chains.read(scenario)
         held = sorted(chain.held.values(), key=lambda entry: entry.release.recorded_at, reverse=True)
-        view = self._chains.view
-        return [*(view(entry, pending=True) for entry in held), *(view(entry) for entry in chain.entries)]
+        known: dict[str, bool] = {}
+        waiting = (self._chains.view(entry, pending=True, known=known) for entry in held)
+        return [*waiting, *(self._chains.view(entry, known=known) for entry in chain.entries)]
 
     def get(self, scenario: str, release_id: str) -> Release:
         """A release of the chain or a held one; `ReleaseNotFound`."""
@@ -131,7 +132,7 @@ class ReleaseService:
             self._contents.register(base)
         draft = Draft(base.content_id, base.kind, SURFACES[base.kind], Operation.CREATION, author, evidence or {}, gated=True)
         try:
-            return self._append(scenario, draft, _Place(None))
+            return self._append(chain, draft, _Place(None))
         except ConflictError:
             return self._chains.view(self._chains.require(scenario).entries[-1])
 
@@ -140,7 +141,7 @@ class ReleaseService:
         chain = self._chains.require(scenario)
         head = self._expect(chain, expected_head)
         self._check_id(chain, draft.release_id)
-        return self._append(scenario, draft, _Place(head))
+        return self._append(chain, draft, _Place(head))
 
     def hold(self, scenario: str, draft: Draft, expected_head: ReleaseId | None) -> Release:
         """Keep a candidate for a person to decide; the head stays."""
@@ -168,7 +169,7 @@ class ReleaseService:
         )  # fmt: skip
         place = _Place(self._expect(chain, expected_head), (source.commit,))
         drop = RefUpdate(held_ref(scenario, release_id), ZERO, source.commit)
-        return self._append(scenario, draft, place, drop)
+        return self._append(chain, draft, place, drop)
 
     def rollback(
         self,
@@ -187,7 +188,7 @@ class ReleaseService:
             target.content_id, target.kind, target.surface, Operation.ROLLBACK, author,
             facts, None, target.release_id, target.gated,
         )  # fmt: skip
-        return self._append(scenario, draft, _Place(head))
+        return self._append(chain, draft, _Place(head))
 
     def dismiss(self, scenario: str, release_id: ReleaseId) -> Release:
         """Take a held candidate off the list; its commit stays in the repository under `refs/reef-archive`."""
@@ -258,12 +259,14 @@ class ReleaseService:
             )
         return _not_found(chain.scenario, release_id)
 
-    def _append(self, scenario: str, draft: Draft, place: _Place, *extra: RefUpdate) -> Release:
+    def _append(self, chain: Chain, draft: Draft, place: _Place, *extra: RefUpdate) -> Release:
+        scenario = chain.scenario
         expected = place.parent.release_id if place.parent else None
         with self._locks.writing(), storage_errors("publishing"):
             entry = self._commit(scenario, draft, place)
             old = place.parent.commit if place.parent else ZERO
             self._chains.move(scenario, [RefUpdate(head_ref(scenario), entry.release.commit, old), *extra], expected)
+        self._chains.appended(chain, entry)
         return self._chains.view(entry)
 
     def _commit(self, scenario: str, draft: Draft, place: _Place) -> Entry:
@@ -279,8 +282,7 @@ class ReleaseService:
         )  # fmt: skip
         files = self._files(release, content)
         parents = ([place.parent.commit] if place.parent else []) + list(place.others)
-        trailers = f"Content: {release.content_id}\nAuthor: {release.author!r}\n"
-        message = f"{release.release_id} {release.operation} of {scenario}\n\n{trailers}"
+        message = f"{release.release_id} {release.operation} of {scenario}\n\nManifest: {files['manifest.json'].oid}\n"
         return self._chains.commit(Entry(release, content.large), files, parents, message)
 
     def _files(self, release: Release, content: Content) -> dict[str, TreeEntry]:

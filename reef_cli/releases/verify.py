@@ -58,6 +58,11 @@ class Verifier:
             yield Problem("git", error.message)
 
     def _links(self, chain: Chain) -> Iterator[Problem]:
+        links = self._git.first_parents(chain.entries[0].release.commit)
+        trees = self._git.read([f"{link.commit}:manifest.json" for link in links])
+        for link, blob in zip(links, trees, strict=True):
+            if blob is None or link.manifest not in (None, blob[0]):
+                yield Problem("link", f"commit {link.commit[:12]} names another manifest than it holds")
         ids = {entry.release.release_id for entry in chain.entries}
         if len(ids) != len(chain.entries):
             yield Problem("link", "a release id occurs twice")
