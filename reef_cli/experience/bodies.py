@@ -1,0 +1,184 @@
+"""Payload rows: written as deltas against an earlier payload, read back through their ancestors.
+
+The writer keeps the latest exchanges whole in memory (`Recall`), so that a turn's delta costs no read; a miss reads the base
+from the database. Which payload serves as base is a matter of size only and never of meaning.
+"""
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reef_cli.core.types import Inference
+from reef_cli.experience.delta import MIN_SAVING, Delta, encode, resolve
+from reef_cli.experience.payload import Payload, decode
+
+MAX_HOPS = 512
+"""Longest chain of bases; a 400-turn session reads its last turn in milliseconds, and nothing grows without bound."""
+RECALL_BYTES = 64 << 20
+_COLUMNS = ("body", "talk", "ids")
+_INSERT = (
+    "INSERT INTO payloads (seq, base, hops, meta, body, body_head, body_tail, body_size, talk, talk_head, talk_tail, talk_size,"
+    " ids, ids_head, ids_tail, ids_size, logprobs, mask) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SELECT = "seq, base, hops, meta, " + ", ".join(f"{c}, {c}_head, {c}_tail, {c}_size" for c in _COLUMNS) + ", logprobs, mask"
+_ANCESTORS = f"""
+    WITH RECURSIVE up (seq) AS (
+        SELECT ? UNION ALL SELECT p.base FROM payloads p JOIN up ON p.seq = up.seq WHERE p.base IS NOT NULL
+    ) SELECT {_SELECT} FROM payloads WHERE seq IN (SELECT seq FROM up)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The three texts of an exchange, whole, and how many bases lie under its row."""
+
+    body: bytes
+    talk: bytes
+    ids: bytes
+    hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """A lately written exchange: what the next turn of its conversation is compared with."""
+
+    seq: int
+    texts: Texts
+    messages: Sequence[Mapping[str, Any]]
+    links: Sequence[int]
+
+    @property
+    def weight(self) -> int:
+        """Rough bytes in memory; parsed messages take about thrice their text."""
+        return 4 * len(self.texts.body) + len(self.texts.talk) + len(self.texts.ids) + 1000
+
+
+class Recall:
+    """Recent exchanges by sequence, least recently used out first, bounded by bytes."""
+
+    def __init__(self, limit: int = RECALL_BYTES) -> None:
+        self._limit = limit
+        self._held = 0
+        self._entries: OrderedDict[int, Recent] = OrderedDict()
+
+    def get(self, seq: int | None) -> Recent | None:
+        entry = self._entries.get(seq) if seq is not None else None
+        if entry is not None:
+            self._entries.move_to_end(entry.seq)
+        return entry
+
+    def put(self, entry: Recent) -> None:
+        self._entries[entry.seq] = entry
+        self._held += entry.weight
+        while self._held > self._limit and len(self._entries) > 1:
+            self._held -= self._entries.popitem(last=False)[1].weight
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._held = 0
+
+
+class Reader:
+    """Reads payloads on one connection, keeping rows it met: the turns of one conversation share their ancestors."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._rows: dict[int, dict[str, Any]] = {}
+
+    def _row(self, seq: int) -> dict[str, Any] | None:
+        if seq not in self._rows:
+            cursor = self._connection.execute(_ANCESTORS, (seq,))
+            names = [column[0] for column in cursor.description]
+            for values in cursor:
+                self._rows[values[0]] = dict(zip(names, values, strict=True))
+        return self._rows.get(seq)
+
+    def _text(self, seq: int, column: str) -> bytes:
+        chain: dict[int, tuple[int | None, Delta]] = {}
+        at: int | None = seq
+        while at is not None:
+            row = self._rows[at]
+            delta = Delta(row[f"{column}_head"], row[f"{column}_tail"], row[column] or b"", row[f"{column}_size"])
+            chain[at] = (row["base"], delta)
+            at = row["base"]
+        return resolve(chain, seq)
+
+    def meta(self, seq: int) -> bytes | None:
+        """The JSON part of a payload, or None when there is none."""
+        row = self._connection.execute("SELECT meta FROM payloads WHERE seq = ?", (seq,)).fetchone()
+        return None if row is None else row[0]
+
+    def texts(self, seq: int) -> Texts | None:
+        """The whole texts of a payload, or None when it is gone."""
+        row = self._row(seq)
+        if row is None:
+            return None
+        body, talk, ids = (self._text(seq, column) for column in _COLUMNS)
+        return Texts(body, talk, ids, row["hops"])
+
+    def inference(self, seq: int, record_id: str, scenario: str, created_at: float) -> Inference | None:
+        """The record of a payload, or None when it was evicted."""
+        texts = self.texts(seq)
+        if texts is None:
+            return None
+        row = self._rows[seq]
+        return decode(
+            record_id,
+            scenario,
+            created_at,
+            row["meta"],
+            texts.body,
+            texts.talk,
+            texts.ids,
+            row["logprobs"] or b"",
+            row["mask"] or b"",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a payload will be stored: against which base, and as which deltas of body, talk and ids."""
+
+    base: int | None
+    hops: int
+    deltas: tuple[Delta, Delta, Delta]
+
+    @property
+    def cost(self) -> int:
+        return sum(len(delta.data) for delta in self.deltas)
+
+
+def _against(payload: Payload, base: int | None, texts: Texts) -> Plan:
+    deltas = (encode(payload.body, texts.body), encode(payload.talk, texts.talk), encode(payload.ids, texts.ids))
+    return Plan(base, texts.hops + 1, deltas)
+
+
+def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:
+    """The cheapest way to store a payload; the first candidate that shares half of it is taken without looking on."""
+    whole = _against(payload, None, Texts(b"", b"", b"", -1))
+    best, least = whole, whole.cost - MIN_SAVING
+    for seq, texts in candidates:
+        if texts.hops >= MAX_HOPS:
+            continue
+        found = _against(payload, seq, texts)
+        if found.cost <= least:
+            best, least = found, found.cost
+            if found.cost * 2 < whole.cost:
+                break
+    return best
+
+
+def write(connection: sqlite3.Connection, seq: int, payload: Payload, stored: Plan) -> int:
+    """Insert the row; returns the bytes it took."""
+    row: list[object] = [seq, stored.base, stored.hops, payload.meta]
+    for delta in stored.deltas:
+        row += (delta.data, delta.head, delta.tail, delta.size)
+    row += (payload.logprobs or None, payload.mask or None)
+    connection.execute(_INSERT, row)
+    return len(payload.meta) + stored.cost + len(payload.logprobs) + len(payload.mask)
+
+
+def write_note(connection: sqlite3.Connection, seq: int, meta: bytes) -> None:
+    """Insert the payload of a report or an instruction: JSON alone."""
+    connection.execute("INSERT INTO payloads (seq, meta) VALUES (?, ?)", (seq, meta))

@@ -1,0 +1,219 @@
+"""How exchanges enter the database: encoded, placed in their session, stored as a delta. Runs on the writer's thread only.
+
+Everything that can refuse a record comes before the first insert, so a refused record leaves no trace and needs no savepoint;
+what can fail after that is the disk, which rolls back the whole batch. Memory held between records is only a cache.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from reef_cli.core.errors import ContentConflict
+from reef_cli.core.types import Inference
+from reef_cli.experience import bodies
+from reef_cli.experience.chain import answer_link, digest64, links
+from reef_cli.experience.codec import checked_id, dumps
+from reef_cli.experience.eligibility import trainable_tokens
+from reef_cli.experience.model import Role, Scenario
+from reef_cli.experience.payload import Payload, encode
+from reef_cli.experience.placing import Place, Placing, Session, with_tools
+from reef_cli.experience.side import classify, has_tools, summary_of
+
+_IDENTITY = "SELECT r.digest, s.name, r.seq FROM records r JOIN scenarios s ON s.id = r.scenario_id WHERE r.id = ? AND s.archived_at IS NULL"
+_RECORD = (
+    "INSERT INTO records (seq, id, scenario_id, kind, created_at, digest, session_id, parent, chain, next, body_hash, role,"
+    " retry_of, dialect, model, release_id, weight_version, summary, complete, finish, error, prompt_tokens, output_tokens,"
+    " trainable_tokens, stored_bytes) VALUES (?, ?, ?, 'inference', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_SESSION = (
+    "INSERT INTO sessions (scenario_id, key, source, tools, started_at, last_at, records, turns, output_tokens, trainable_tokens,"
+    " summary) VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?)"
+)
+_SESSION_AGAIN = (
+    "UPDATE sessions SET tools = ?, last_at = max(last_at, ?), records = records + 1, turns = turns + ?,"
+    " output_tokens = output_tokens + ?, trainable_tokens = trainable_tokens + ? WHERE id = ?"
+)
+_COUNTERS = ("inferences", "reports", "instructions", "incomplete", "evicted", "stored_bytes", "naive_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the row of an exchange says besides its own fields."""
+
+    tools: bool
+    role: Role
+    link: int | None
+    following: int | None
+    body_hash: int
+    summary: str
+    prompt: int
+    output: int
+    trainable: int
+
+
+class Ingest:
+    """The writer's working memory and the statements that store exchanges."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.placing = Placing(connection)
+        self._recall = bodies.Recall()
+        self._tips: dict[tuple[int, str, bytes], int] = {}
+        self._templates: dict[tuple[int, str], int] = {}
+        self._tally: Counter[tuple[int, str]] = Counter()
+        self._next = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that a rolled back transaction may have made untrue."""
+        self.placing.forget()
+        self._recall.clear()
+        self._tips.clear()
+        self._templates.clear()
+        self._tally.clear()
+        last: int = self.connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()[0]
+        self._next = max(self._next, last + 1)
+
+    def mark(self) -> Counter[tuple[int, str]]:
+        """What `undo` needs to go back to now."""
+        return self._tally.copy()
+
+    def undo(self, mark: Counter[tuple[int, str]]) -> None:
+        """Follow a savepoint that was rolled back: counts as they were at `mark`, caches empty."""
+        self.reset()
+        self._tally = mark
+
+    def sequence(self) -> int:
+        """The next record's place in the order of all experience."""
+        taken = self._next
+        self._next += 1
+        return taken
+
+    def tally(self, scenario: int, counter: str, amount: int = 1) -> None:
+        """Count something for the scenario's row; written once per transaction."""
+        self._tally[scenario, counter] += amount
+
+    def flush(self) -> None:
+        """Write the counters; the last thing before a commit."""
+        for row in {row for row, _ in self._tally}:
+            changes = [self._tally[row, name] for name in _COUNTERS]
+            terms = ", ".join(f"{name} = {name} + ?" for name in _COUNTERS)
+            self.connection.execute(f"UPDATE scenarios SET {terms} WHERE id = ?", (*changes, row))
+        self._tally.clear()
+
+    def known(self, record_id: str, scenario: str, digest: bytes) -> bool:
+        """Whether this very record is stored. Raises `ContentConflict` when the id belongs to another one."""
+        row = self.connection.execute(_IDENTITY, (record_id,)).fetchone()
+        if row is None:
+            return False
+        if row[1] != scenario:
+            raise ContentConflict(f"record id {record_id} is taken in another scenario", hint="use a fresh id")
+        if row[0] != digest:
+            raise ContentConflict(
+                f"record id {record_id} is taken by other content", hint="send the same content, or use a fresh id"
+            )
+        return True
+
+    def append(self, record: Inference, scenario: Scenario) -> bool:
+        """Store an exchange; False when it is there already. Raises `ContentConflict`, `InvalidRequest`."""
+        checked_id(record.id)
+        payload = encode(record)
+        if self.known(record.id, record.scenario, payload.digest):
+            return False
+        opening = (scenario.row, record.session or record.tags.get("session") or "", dumps(record.messages[:2]))
+        tip = self._recall.get(self._tips.get(opening))
+        chain = links(record.messages, scenario.row, tip.messages if tip else (), tip.links if tip else ())
+        body_hash = digest64(record.request)
+        place = self.placing.place(scenario.row, record, chain, body_hash)
+        facts = _facts(record, place, chain, body_hash)
+        template = (scenario.row, record.dialect)
+        stored = bodies.plan(payload, self._bases(place, tip, template))
+
+        seq = self.sequence()
+        size = bodies.write(self.connection, seq, payload, stored)
+        self._write_record(seq, record, payload, scenario.row, place, facts, size)
+        texts = bodies.Texts(payload.body, payload.talk, payload.ids, stored.hops)
+        self._recall.put(bodies.Recent(seq, texts, record.messages, chain))
+        if stored.base is None:
+            self._templates[template] = seq
+        if len(self._tips) > 8192:
+            self._tips.clear()
+        self._tips[opening] = seq
+        return True
+
+    def _bases(self, place: Place, tip: bodies.Recent | None, template: tuple[int, str]) -> Iterator[tuple[int, bodies.Texts]]:
+        """What the exchange may share its bytes with, likeliest first."""
+        for seq in dict.fromkeys((place.retry_of, place.parent, tip.seq if tip else None, self._templates.get(template))):
+            if seq is None:
+                continue
+            recent = self._recall.get(seq)
+            texts = recent.texts if recent is not None else bodies.Reader(self.connection).texts(seq)
+            if texts is not None:
+                yield seq, texts
+
+    def _write_record(
+        self, seq: int, record: Inference, payload: Payload, scenario: int, place: Place, facts: _Facts, size: int
+    ) -> None:
+        session = self._write_session(scenario, record, place.session, facts)
+        row = (
+            *(seq, record.id, scenario, record.created_at, payload.digest, session, place.parent),
+            *(facts.link, facts.following, facts.body_hash, facts.role, place.retry_of, record.dialect, record.model),
+            *(record.release_id, record.weight_version, facts.summary, record.complete, record.finish, record.error),
+            *(facts.prompt, facts.output, facts.trainable, size),
+        )
+        self.connection.execute(_RECORD, row)
+        self.tally(scenario, "inferences")
+        self.tally(scenario, "incomplete", not record.complete)
+        self.tally(scenario, "stored_bytes", size)
+        self.tally(scenario, "naive_bytes", payload.size)
+
+    def _write_session(self, scenario: int, record: Inference, session: Session, facts: _Facts) -> int:
+        if facts.tools and not session.tools:
+            session = with_tools(session)
+        turn, at = facts.role == "turn", record.created_at
+        if session.row is not None:
+            self.connection.execute(_SESSION_AGAIN, (session.tools, at, turn, facts.output, facts.trainable, session.row))
+            self.placing.remember(scenario, session)
+            return session.row
+        row = self.connection.execute(
+            _SESSION,
+            (scenario, session.key, session.source, session.tools, at, at, turn, facts.output, facts.trainable, facts.summary),
+        ).lastrowid
+        assert row is not None
+        self.placing.remember(scenario, Session(row, session.key, session.source, session.tools))
+        return row
+
+
+def _facts(record: Inference, place: Place, chain: Sequence[int], body_hash: int) -> _Facts:
+    """Everything about an exchange that its row says and that could fail to be worked out."""
+    tools = has_tools(record.request)
+    role = classify(record.messages, tools=tools, session_tools=place.session.tools, tags=record.tags)
+    link = chain[-1] if chain else None
+    prompt, output, trainable = _token_counts(record)
+    return _Facts(
+        tools=tools,
+        role="retry" if place.retry_of is not None else role,
+        link=link,
+        following=answer_link(link, record.response) if link is not None else None,
+        body_hash=body_hash,
+        summary=summary_of(record.messages),
+        prompt=prompt,
+        output=output,
+        trainable=trainable,
+    )
+
+
+def _token_counts(record: Inference) -> tuple[int, int, int]:
+    """Prompt, output and trainable tokens; from the provider's usage when there are no tokens."""
+    if record.tokens is not None:
+        return len(record.tokens.prompt_ids), len(record.tokens.output_ids), trainable_tokens(record)
+    return _usage(record, "prompt_tokens", "input_tokens"), _usage(record, "completion_tokens", "output_tokens"), 0
+
+
+def _usage(record: Inference, *names: str) -> int:
+    for name in names:
+        value = record.usage.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return min(max(value, 0), 2**53)
+    return 0

@@ -1,0 +1,154 @@
+"""An exchange as the columns of its payload row, and back. Pure functions; deltas are `delta`'s business.
+
+Token arrays are little-endian int32 and float32 (float64 when an engine's log-probs do not fit); prompt and output ids form
+one text, since the next turn's prompt starts with both. Messages that are the body's own are kept as their place in it.
+"""
+
+import re
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from reef_cli.core.errors import InvalidRequest
+from reef_cli.core.ids import RecordId
+from reef_cli.core.types import Inference, TokenSpan, TokenTrace
+from reef_cli.experience.codec import digest, dumps, sorted_json
+
+_MESSAGES = re.compile(rb'"messages"\s*:\s*')
+_COPIED = ("dialect", "model", "finish", "release_id", "weight_version", "session", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Everything of an exchange but its id and time. `talk` is empty when `meta` says where in the body the messages are."""
+
+    meta: bytes
+    body: bytes
+    talk: bytes
+    ids: bytes
+    logprobs: bytes
+    mask: bytes
+    digest: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.meta) + len(self.body) + len(self.talk) + len(self.ids) + len(self.logprobs) + len(self.mask)
+
+
+def encode(record: Inference) -> Payload:
+    """The payload of a record. Raises `InvalidRequest` for what cannot be stored exactly."""
+    meta: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(record, name)) is not None}
+    for name in ("tags", "usage", "timings"):
+        if value := getattr(record, name):
+            meta[name] = value
+    meta["response"] = record.response
+    if record.raw_text is not None:
+        same = record.response is not None and record.raw_text == record.response.get("content")
+        meta["raw_text"] = True if same else record.raw_text
+    if record.stream:
+        meta["stream"] = True
+    if not record.complete:
+        meta["complete"] = False
+    talk, place = _talk(record.request, dumps(record.messages))
+    if place is not None:
+        meta["messages"] = place
+    ids = logprobs = mask = b""
+    if record.tokens is not None:
+        meta["tokens"], ids, logprobs, mask = _pack_trace(record.tokens)
+    encoded = dumps(meta)
+    mark = digest(b"inference", record.scenario.encode(), sorted_json(meta), record.request, talk, ids, logprobs, mask)
+    return Payload(encoded, record.request, talk, ids, logprobs, mask, mark)
+
+
+def _talk(body: bytes, canonical: bytes) -> tuple[bytes, list[int] | bool | None]:
+    """`(bytes to store, place)`: where in the body the messages stand, True when parsing it gives them, else themselves."""
+    if found := _MESSAGES.search(body):
+        if body.startswith(canonical, found.end()):
+            return b"", [found.end(), len(canonical)]
+        try:
+            parsed = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return canonical, None
+        if isinstance(parsed, dict) and "messages" in parsed and orjson.dumps(parsed["messages"]) == canonical:
+            return b"", True
+    return canonical, None
+
+
+def decode(
+    record_id: str,
+    scenario: str,
+    created_at: float,
+    meta: bytes,
+    body: bytes,
+    talk: bytes,
+    ids: bytes,
+    logprobs: bytes,
+    mask: bytes,
+) -> Inference:
+    """The record that `encode` was given."""
+    fields: dict[str, Any] = orjson.loads(meta)
+    match fields.pop("messages", None):
+        case [int(start), int(length)]:
+            messages = orjson.loads(body[start : start + length])
+        case True:
+            messages = orjson.loads(body)["messages"]
+        case _:
+            messages = orjson.loads(talk)
+    if fields.get("raw_text") is True:
+        fields["raw_text"] = fields["response"]["content"]
+    if (shape := fields.pop("tokens", None)) is not None:
+        fields["tokens"] = _unpack_trace(shape, ids, logprobs, mask)
+    return Inference(
+        id=RecordId(record_id), scenario=scenario, created_at=created_at, request=body, messages=messages, **fields
+    )
+
+
+def _pack_trace(trace: TokenTrace) -> tuple[dict[str, Any], bytes, bytes, bytes]:
+    try:
+        ids = array("i", trace.prompt_ids)
+        ids.extend(trace.output_ids)
+        narrow = array("f", trace.logprobs)
+        mask = b"" if all(value == 1 for value in trace.loss_mask) else _little(array("i", trace.loss_mask))
+    except (OverflowError, TypeError) as error:
+        raise InvalidRequest("token ids must be 32-bit integers and log-probs numbers", why=str(error)) from error
+    exact = narrow.tolist() == list(trace.logprobs)
+    shape = {
+        "n": [len(trace.prompt_ids), len(trace.output_ids), len(trace.logprobs), len(trace.loss_mask)],
+        "width": 4 if exact else 8,
+        "spans": [[span.version, span.start, span.end] for span in trace.spans],
+        "temperature": trace.temperature,
+        "finish": trace.finish,
+    }
+    return shape, _little(ids), _little(narrow if exact else array("d", trace.logprobs)), mask
+
+
+def _unpack_trace(shape: Mapping[str, Any], ids: bytes, logprobs: bytes, mask: bytes) -> TokenTrace:
+    prompt, output, _, masked = shape["n"]
+    tokens = _values("i", ids)
+    return TokenTrace(
+        prompt_ids=tuple(tokens[:prompt]),
+        output_ids=tuple(tokens[prompt : prompt + output]),
+        logprobs=tuple(_values("f" if shape["width"] == 4 else "d", logprobs)),
+        loss_mask=tuple(_values("i", mask)) if mask else (1,) * masked,
+        spans=tuple(TokenSpan(version, start, end) for version, start, end in shape["spans"]),
+        temperature=shape["temperature"],
+        finish=shape["finish"],
+    )
+
+
+def _little(values: "array[Any]") -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _values(code: str, data: bytes) -> Sequence[Any]:
+    values = array(code)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()

@@ -1,0 +1,132 @@
+"""Where an exchange belongs: its session, the record it continues, and whether it is a retry.
+
+Runs on the writer's connection. A session named by the client holds everything sent under that name; otherwise an exchange joins
+the session of the record whose messages (and answer) its own messages continue, and begins a session when there is none. Each
+lookup is one index seek, and a turn of a running conversation needs one or two.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from reef_cli.core.types import Inference
+from reef_cli.experience.chain import continuation_points, role_of
+
+RETRY_S = 10.0
+"""The same body in the same session within this time is a client trying again."""
+_FOUND = "SELECT r.seq, r.session_id, r.created_at, r.complete, r.body_hash, s.key FROM records r JOIN sessions s ON s.id = r.session_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session as the writer knows it; `row` is None until its first record is written."""
+
+    row: int | None
+    key: str
+    source: Literal["tag", "prefix"]
+    tools: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record goes."""
+
+    session: Session
+    parent: int | None
+    retry_of: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    seq: int
+    session_id: int
+    created_at: float
+    complete: bool
+    body_hash: int
+    key: str
+
+
+class Placing:
+    """Finds places; caches sessions until `forget`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._sessions: dict[tuple[int, str], Session] = {}
+
+    def forget(self) -> None:
+        """Drop what a rolled back transaction may have left here."""
+        self._sessions.clear()
+
+    def remember(self, scenario: int, session: Session) -> None:
+        if len(self._sessions) >= 4096:
+            self._sessions.clear()
+        self._sessions[scenario, session.key] = session
+
+    def session(self, scenario: int, key: str) -> Session | None:
+        """The session of that name, if it has records."""
+        if (held := self._sessions.get((scenario, key))) is not None:
+            return held
+        row = self._connection.execute(
+            "SELECT id, key, source, tools FROM sessions WHERE scenario_id = ? AND key = ?", (scenario, key)
+        ).fetchone()
+        if row is None:
+            return None
+        found = Session(row[0], row[1], row[2], bool(row[3]))
+        self.remember(scenario, found)
+        return found
+
+    def place(self, scenario: int, record: Inference, links: Sequence[int], body_hash: int) -> Place:
+        """The place of a record among those stored before it. `links` is its messages' chain."""
+        named = record.session or record.tags.get("session")
+        if named is None:
+            return self._by_prefix(scenario, record, links, body_hash)
+        session = self.session(scenario, named) or Session(None, named, "tag", False)
+        if session.row is None:
+            return Place(session, None, None)
+        parent = self._continued(record, links, session.row)
+        again = self._same(links, session.row)
+        retry = again.seq if again is not None and _retried(again, record, body_hash) else None
+        return Place(session, parent.seq if parent else None, retry)
+
+    def _by_prefix(self, scenario: int, record: Inference, links: Sequence[int], body_hash: int) -> Place:
+        parent = self._continued(record, links, None)
+        again = self._same(links, None)
+        # Equal first requests of different users are no retries; an unanswered one that comes again is.
+        if again is not None and (again.complete or not _retried(again, record, body_hash)):
+            again = None
+        home = parent or again
+        session = self.session(scenario, home.key) if home is not None else None
+        if session is None:
+            session = Session(None, record.id, "prefix", False)
+        return Place(session, parent.seq if parent else None, again.seq if again else None)
+
+    def _continued(self, record: Inference, links: Sequence[int], session: int | None) -> _Found | None:
+        for count in continuation_points(record.messages):
+            answered = role_of(record.messages[count]) == "assistant"
+            found = self._find("next", links[count], session) if answered else None
+            if found := found or self._find("chain", links[count - 1], session):
+                return found
+        return None
+
+    def _same(self, links: Sequence[int], session: int | None) -> _Found | None:
+        return self._find("chain", links[-1], session) if links else None
+
+    def _find(self, column: Literal["chain", "next"], link: int, session: int | None) -> _Found | None:
+        """The newest record with that link in the session, or in any session that no client named."""
+        where, parameters = ("r.session_id = ?", (link, session)) if session is not None else ("s.source = 'prefix'", (link,))
+        row = self._connection.execute(
+            f"{_FOUND} WHERE r.{column} = ? AND {where} ORDER BY r.session_id DESC, r.seq DESC LIMIT 1", parameters
+        ).fetchone()
+        return None if row is None else _Found(*row)
+
+
+def _retried(earlier: _Found, record: Inference, body_hash: int) -> bool:
+    """Whether `record` is the earlier request tried again: same bytes, or the same messages after a failure."""
+    recent = abs(record.created_at - earlier.created_at) <= RETRY_S
+    return recent and (earlier.body_hash == body_hash or not earlier.complete)
+
+
+def with_tools(session: Session) -> Session:
+    """The session once a request of it offered tools."""
+    return replace(session, tools=True)

@@ -1,0 +1,76 @@
+"""Side traffic: calls an agent makes beside its turns (titles, compaction, counts, small helpers). Pure functions.
+
+Such calls are kept and can be reported on, but they are no turns of the agent. Recognised by what the real clients send:
+no tools in a session that has them, and the purpose in the system prompt or the last message.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reef_cli.experience.chain import role_of, text_of
+from reef_cli.experience.model import Role
+
+_TOOLS = re.compile(rb'"(?:tools|functions)"\s*:\s*\[\s*[^\]\s]')
+_TITLE = re.compile(
+    r"title generator|generate a (?:short |brief |concise )?title|conversation title|write a \d+-\d+ word title", re.I
+)
+_COMPACTION = re.compile(
+    r"context summarization assistant|summari[sz]e (?:the|this|our) conversation|detailed summary of (?:the|our) conversation"
+    r"|context checkpoint compaction|handoff summary",
+    re.I,
+)
+_LEAD = 2000
+"""Only this many leading characters name the purpose; agents quote all sorts of things further down."""
+
+
+def has_tools(body: bytes) -> bool:
+    """Whether a request offers tools. A byte scan is exact enough: quotes inside JSON strings are escaped."""
+    return _TOOLS.search(body) is not None
+
+
+def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, session_tools: bool, tags: Mapping[str, str]) -> Role:
+    """The role of an exchange. A client that knows better says so with the tag `role`."""
+    match tags.get("role"):
+        case "title" | "compaction" | "count_tokens" | "side" | "turn" as said:
+            return said
+        case _:
+            pass
+    purpose = _purpose(messages)
+    if _COMPACTION.search(purpose) and (not tools or _COMPACTION.search(_last_user(messages))):
+        return "compaction"
+    if tools:
+        return "turn"
+    if _TITLE.search(purpose):
+        return "title"
+    return "side" if session_tools else "turn"
+
+
+def _purpose(messages: Sequence[Mapping[str, Any]]) -> str:
+    first = messages[0] if messages else {}
+    opening = text_of(first.get("content"))[:_LEAD] if role_of(first) == "system" else ""
+    if len(messages) > 1 and role_of(messages[1]) == "user":
+        opening += "\n" + text_of(messages[1].get("content"))[:200]
+    return opening + "\n" + _last_user(messages)
+
+
+def _last_user(messages: Sequence[Mapping[str, Any]]) -> str:
+    if messages and role_of(messages[-1]) == "user":
+        return text_of(messages[-1].get("content"))[:400]
+    return ""
+
+
+def summary_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """One line for lists: the last thing the user said, without control characters, at most 160 characters."""
+    for message in reversed(messages):
+        if role_of(message) == "user" and (text := one_line(text_of(message.get("content")))):
+            return text
+    return ""
+
+
+def one_line(text: str, width: int = 160) -> str:
+    """Text safe for a terminal: printable characters on one line."""
+    line = " ".join(text[: 4 * width].split())
+    if not line.isprintable():
+        line = "".join(character for character in line if character.isprintable())
+    return line if len(line) <= width else line[: width - 1] + "…"

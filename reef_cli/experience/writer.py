@@ -1,0 +1,238 @@
+"""The one writer: a thread that owns the writing connection and commits in groups.
+
+Whatever waits when a transaction begins goes into it; callers are told after the commit, so that what they were told is durable:
+against a killed process (`process`, WAL with synchronous NORMAL) or against power loss (`power`, synchronous FULL, one fsync per
+group). A unit that fails is undone alone. When the disk fails, the group is undone and each unit tried by itself, so that
+exactly those units fail that cannot be stored; the writer goes on. Knows nothing of records.
+"""
+
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from reef_cli.core.errors import Draining, StorageError
+
+T = TypeVar("T")
+Durability = Literal["process", "power"]
+
+GROUP = 512
+"""Units per transaction: beyond this the rate no longer rises, only the wait of the first unit."""
+CHECKPOINT_IDLE = 16 << 20
+CHECKPOINT_NOW = 128 << 20
+"""Bytes of write-ahead log after which it is folded into the database: when the queue is empty, and in any case."""
+_BYTES_PER_CHANGE = 4096
+_STORAGE_CODES = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_NOTADB,
+}
+log = logging.getLogger(__name__)
+
+
+class Hooks(Protocol):
+    """What the writer tells the owner of in-memory state that mirrors the database."""
+
+    def flush(self) -> None:
+        """Before each commit."""
+
+    def reset(self) -> None:
+        """After each rollback of a whole transaction."""
+
+
+class _Unit:
+    """One piece of work, and the future that waits for it."""
+
+    __slots__ = ("after", "error", "future", "guarded", "loop", "value", "work")
+
+    def __init__(self, work: Callable[[sqlite3.Connection], Any], guarded: bool, after: Callable[[Any], None] | None) -> None:
+        self.work = work
+        self.guarded = guarded
+        self.after = after
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+def connect(path: Path, durability: Durability) -> sqlite3.Connection:
+    """The writing connection: WAL, autocommit mode (transactions are explicit), usable from the writer's thread."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection.execute("PRAGMA page_size = 8192")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
+    connection.execute("PRAGMA busy_timeout = 10000")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+    connection.execute("PRAGMA cache_size = -65536")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+def storage_error(error: sqlite3.Error) -> StorageError | None:
+    """The typed form of a failure of disk or database file; None for mistakes of a statement."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None or code & 0xFF not in _STORAGE_CODES:
+        return None
+    full = code & 0xFF == sqlite3.SQLITE_FULL
+    return StorageError(
+        "the disk is full, so the record was not stored" if full else "the experience database could not be written",
+        why=str(error),
+        hint="free disk space, or set storage.keep_bytes" if full else "check the disk and the permissions of the home folder",
+    )
+
+
+class Writer:
+    """The thread, its queue and its connection (which it closes)."""
+
+    def __init__(self, connection: sqlite3.Connection, hooks: Hooks, committed: Callable[[], None]) -> None:
+        self._connection = connection
+        self._hooks = hooks
+        self._committed = committed
+        self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+        self._checkpointed = connection.total_changes
+        self._thread = threading.Thread(target=self._run, name="experience-writer", daemon=True)
+        self._thread.start()
+
+    async def call(
+        self, work: Callable[[sqlite3.Connection], T], *, guarded: bool = True, after: Callable[[T], None] | None = None
+    ) -> T:
+        """Run `work` in the next transaction; returns its value once that is durable, or raises what it raised.
+
+        `guarded` undoes the work alone when it raises; leave it off only for work that cannot raise after its first write.
+        `after` runs on the writer's thread right after the commit. Work must touch nothing but the connection: it runs
+        again when the disk failed under its group.
+        """
+        unit = _Unit(work, guarded, after)
+        with self._gate:
+            if self._closed:
+                raise Draining("the experience log is closed", hint="the server is shutting down; try again later")
+            self._queue.put(unit)
+        value: T = await unit.future
+        return value
+
+    def close(self) -> None:
+        """Commit what waits, fold the write-ahead log into the database, end the thread."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        running = True
+        while running:
+            units: list[_Unit] = []
+            running = self._collect(units)
+            if units:
+                self._commit(units)
+                self._deliver(units)
+                # Dropped now: the next wait may be long, and units hold whole bodies.
+                units.clear()
+            self._checkpoint(idle=self._queue.empty())
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            log.warning("the write-ahead log stays beside the database: %s", error)
+        self._connection.close()
+
+    def _collect(self, units: list[_Unit]) -> bool:
+        """Wait for work, then take all that is there; False when the writer is to end after it."""
+        unit = self._queue.get()
+        while unit is not None:
+            units.append(unit)
+            if len(units) >= GROUP:
+                return True
+            try:
+                unit = self._queue.get_nowait()
+            except queue.Empty:
+                return True
+        return False
+
+    def _commit(self, units: list[_Unit]) -> None:
+        try:
+            self._transaction(units)
+        except sqlite3.Error as error:
+            if len(units) == 1:
+                units[0].error = storage_error(error) or error
+                return
+            for unit in units:
+                unit.value = unit.error = None
+                self._commit([unit])
+
+    def _transaction(self, units: list[_Unit]) -> None:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for unit in units:
+                self._perform(unit)
+            self._hooks.flush()
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            self._hooks.reset()
+            raise
+
+    def _perform(self, unit: _Unit) -> None:
+        connection = self._connection
+        if unit.guarded:
+            connection.execute("SAVEPOINT unit")
+        try:
+            unit.value = unit.work(connection)
+        # The work belongs to its caller, who gets whatever it raised; only a failing disk concerns the whole group.
+        except Exception as error:
+            if isinstance(error, sqlite3.Error) and (not unit.guarded or storage_error(error) is not None):
+                raise
+            unit.error = error
+            if unit.guarded:
+                connection.execute("ROLLBACK TO unit")
+        if unit.guarded:
+            connection.execute("RELEASE unit")
+
+    def _deliver(self, units: list[_Unit]) -> None:
+        waiting: dict[asyncio.AbstractEventLoop, list[_Unit]] = {}
+        for unit in units:
+            if unit.after is not None and unit.error is None:
+                unit.after(unit.value)
+            waiting.setdefault(unit.loop, []).append(unit)
+        for loop, batch in waiting.items():
+            try:
+                loop.call_soon_threadsafe(_settle, batch)
+            except RuntimeError:
+                # The loop is closed: nobody waits any more, and the records are durable all the same.
+                continue
+        if any(unit.error is None for unit in units):
+            self._committed()
+
+    def _checkpoint(self, *, idle: bool) -> None:
+        grown = (self._connection.total_changes - self._checkpointed) * _BYTES_PER_CHANGE
+        if grown < (CHECKPOINT_IDLE if idle else CHECKPOINT_NOW):
+            return
+        self._checkpointed = self._connection.total_changes
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            log.warning("the write-ahead log could not be folded in: %s", error)
+
+
+def _settle(units: list[_Unit]) -> None:
+    """On the callers' loop: one wake-up for the whole group."""
+    for unit in units:
+        if unit.future.done():
+            continue
+        if unit.error is not None:
+            unit.future.set_exception(unit.error)
+        else:
+            unit.future.set_result(unit.value)
