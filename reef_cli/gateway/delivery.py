@@ -40,6 +40,8 @@ async def deliver(
     except ReefError as error:
         await _failed(call, stream, error, partial, fail)
     except Exception:
+        if not stream.opened:
+            raise
         # The edge of a stream: after a 200 nobody else can tell the client; the traceback goes to the log only.
         _log.exception("a streamed answer failed", extra={"request_id": call.context.request_id})
         await _failed(call, stream, ReefError("internal error"), partial, fail)

@@ -5,7 +5,8 @@ A client that has gone surfaces as `ClientLeft` here, or as cancellation of the 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -38,6 +39,12 @@ class EventStream:
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
 
+    def add_headers(self, headers: Iterable[tuple[str, str]]) -> None:
+        """More headers, before `open`; those the stream has already win."""
+        for name, value in headers:
+            if name not in self._response.headers:
+                self._response.headers.add(name, value)
+
     @property
     def opened(self) -> bool:
         return self._timer is not None
@@ -64,11 +71,9 @@ class EventStream:
     async def end(self) -> web.StreamResponse:
         """Close the stream; safe when the client has gone."""
         self.quiet()
-        try:
+        # Clients may close right after the last frame.
+        with contextlib.suppress(ConnectionError):
             await self._response.write_eof()
-        except ConnectionError:
-            # The client closed right after the last frame, which is what clients do.
-            pass
         return self._response
 
     def quiet(self) -> None:

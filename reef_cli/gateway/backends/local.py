@@ -6,21 +6,21 @@ Streams are true streams; only what could be the start of a tool call or reasoni
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
 
 from reef_cli.core.errors import ContextOverflow, EngineError
-from reef_cli.core.ports import ChatTemplate, Completion, Delta, GenerateRequest, Generation
+from reef_cli.core.ports import ChatTemplate, Completion, Delta, GenerateRequest, Serving
 from reef_cli.core.types import Release, Surface
 from reef_cli.gateway import dialects
 from reef_cli.gateway.backends import plan as planning
 from reef_cli.gateway.backends.fan import fan_in
 from reef_cli.gateway.backends.live import LiveText
 from reef_cli.gateway.backends.plan import Plan
-from reef_cli.gateway.call import Call
+from reef_cli.gateway.call import Call, Question
 from reef_cli.gateway.delivery import deliver, whole
 from reef_cli.gateway.dialects import messages
 from reef_cli.gateway.dialects.canonical import Answered, Piece
@@ -34,8 +34,8 @@ _GRACE_S = 1.0
 class LocalBackend:
     """Implements `Backend` over a local engine. `model` is the served name; `context_length` caps the template's own."""
 
-    def __init__(self, generation: Generation, chat: ChatTemplate, *, model: str, context_length: int | None = None) -> None:
-        self._generation = generation
+    def __init__(self, serving: Serving, chat: ChatTemplate, *, model: str, context_length: int | None = None) -> None:
+        self._serving = serving
         self._chat = chat
         self._model = model
         self._context_length = min(context_length or chat.context_length, chat.context_length)
@@ -48,8 +48,8 @@ class LocalBackend:
             return await whole(call, self._whole(call, plan))
         return await _Streaming(self, call, plan).run()
 
-    async def count_tokens(self, request: web.Request, raw: bytes, body: Mapping[str, Any]) -> web.StreamResponse:
-        parsed = messages.parse(body)
+    async def count_tokens(self, question: Question) -> web.StreamResponse:
+        parsed = messages.parse(question.body)
         return json_answer({"input_tokens": len(self._chat.render(parsed.messages, parsed.tools))}, {})
 
     async def models(self) -> Sequence[str]:
@@ -83,8 +83,8 @@ class LocalBackend:
         requests = self.requests(call, plan)
         try:
             if len(requests) == 1:
-                return [await self._generation.generate(requests[0])]
-            tasks = [asyncio.ensure_future(self._generation.generate(request)) for request in requests]
+                return [await self._serving.generate(requests[0])]
+            tasks = [asyncio.ensure_future(self._serving.generate(request)) for request in requests]
             try:
                 return list(await asyncio.gather(*tasks))
             finally:
@@ -95,7 +95,7 @@ class LocalBackend:
 
     def stream(self, call: Call, plan: Plan) -> AsyncIterator[tuple[int, Delta]]:
         """Deltas of all answers, each with its number."""
-        return fan_in([self._generation.stream(request) for request in self.requests(call, plan)])
+        return fan_in([self._serving.stream(request) for request in self.requests(call, plan)])
 
     def read(self, call: Call, plan: Plan, completion: Completion) -> Answered:
         return planning.answered(plan, self._chat, completion, call.context.receipt)
@@ -120,8 +120,7 @@ class LocalBackend:
     def version_of(self, release: Release) -> str | None:
         """The weight version a stream announces before its first token, where the engine can say."""
         weights = served_weights(release)
-        naming = getattr(self._generation, "version_of", None)
-        return str(naming(weights)) if naming is not None and weights is not None else None
+        return None if weights is None else self._serving.version_of(weights)
 
 
 def served_weights(release: Release) -> Release | None:
@@ -196,26 +195,15 @@ class _Streaming:
         if len(completions) < self.plan.request.options.n or any(one.finish == "abort" for one in completions):
             raise EngineError("the engine aborted the answer")
         answers = [self.backend.read(self.call, self.plan, completion) for completion in completions]
-        outcome = self.backend.outcome(self.plan, completions, answers)
-        out = []
+        outcome = replace(self.backend.outcome(self.plan, completions, answers), first_s=self.first_s)
+        out: list[bytes] = []
         if self.plan.request.prompt is None:
             for choice, answer in enumerate(answers):
                 live = self.lives.get(choice) or self.backend.live(self.plan, choice)
                 out.extend(self.encoder.push(piece) for piece in live.rest(answer))
         await self.stream.send(b"".join(out))
-        await record(self.call, self._timed(outcome), self.plan.request.messages)
+        await record(self.call, outcome, self.plan.request.messages)
         await self.stream.send(self.encoder.finish(answers))
-
-    def _timed(self, outcome: Outcome) -> Outcome:
-        return Outcome(
-            outcome.answers,
-            outcome.error,
-            outcome.tokens,
-            outcome.raw_text,
-            outcome.weight_version,
-            outcome.extra,
-            self.first_s,
-        )
 
     def _partial(self) -> Outcome:
         """What was streamed before the answer broke: text without tokens, which cannot train."""

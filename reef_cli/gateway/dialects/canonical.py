@@ -136,6 +136,19 @@ class Piece:
     choice: int = 0
 
 
+def pieces_of(answer: Answered, choice: int = 0) -> list[Piece]:
+    """A whole answer as the pieces a stream of it would have brought."""
+    pieces = [Piece("redacted", data, choice=choice) for data in answer.redacted]
+    for kind, text in (("reasoning", answer.reasoning), ("signature", answer.signature), ("text", answer.content)):
+        if text:
+            pieces.append(Piece(kind, text, choice=choice))  # type: ignore[arg-type]
+    for index, call in enumerate(answer.tool_calls):
+        function = call["function"]
+        pieces.append(Piece("call", index=index, id=call["id"], name=function["name"], choice=choice))
+        pieces.append(Piece("arguments", function["arguments"], index=index, choice=choice))
+    return pieces
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What is known of an answer before it is there. `receipt` is None where nothing is recorded."""

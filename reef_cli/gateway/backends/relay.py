@@ -1,0 +1,145 @@
+"""A provider's stream on its way to a client of the same dialect: byte for byte, with the receipt put in.
+
+Frames go on as they complete; nothing is parsed while they do, beyond a look for the terminal frame's marker. That frame waits
+until everything collected was read once and recorded. A usage chunk only Reef had asked for is taken out.
+"""
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from reef_cli.core.errors import UpstreamError
+from reef_cli.core.types import Dialect
+from reef_cli.gateway import sse
+from reef_cli.gateway.dialects.ask_responses import Reader as ResponsesReader
+from reef_cli.gateway.dialects.assembly import StreamReader
+from reef_cli.gateway.dialects.canonical import Piece
+from reef_cli.gateway.dialects.chat import receipt_frame
+
+_MARKS: dict[Dialect, tuple[bytes, ...]] = {
+    "chat": (b"[DONE]",),
+    "completions": (b"[DONE]",),
+    "messages": (b"message_stop",),
+    "responses": (b"response.completed", b"response.incomplete"),
+}
+_TERMINAL_TYPES = frozenset({"message_stop", "response.completed", "response.incomplete"})
+_EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
+
+
+def is_terminal(dialect: Dialect, frame: bytes) -> bool:
+    """Whether a frame ends a whole answer."""
+    if not any(mark in frame for mark in _MARKS[dialect]):
+        return False
+    event = sse.read(frame)
+    if event is None:
+        return False
+    if dialect in ("chat", "completions"):
+        return event.data.strip() == b"[DONE]"
+    try:
+        data = orjson.loads(event.data)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(data, dict) and data.get("type") in _TERMINAL_TYPES
+
+
+def is_usage_only(frame: bytes) -> bool:
+    """Whether a chat frame brings usage and no choice."""
+    if b'"usage"' not in frame or not any(mark in frame for mark in _EMPTY_CHOICES):
+        return False
+    event = sse.read(frame)
+    try:
+        data = orjson.loads(event.data) if event else None
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(data, dict) and data.get("choices") == [] and bool(data.get("usage"))
+
+
+@dataclass
+class Relay:
+    """Splits what arrives into what goes on now and what waits: `held` is the terminal frame and whatever follows it."""
+
+    dialect: Dialect
+    drop_usage: bool = False
+    collected: list[bytes] = field(default_factory=list)
+    held: bytes = b""
+
+    def __post_init__(self) -> None:
+        self._splitter = sse.Splitter()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Frames to send on now."""
+        self.collected.append(chunk)
+        return self._pass(self._splitter.feed(chunk))
+
+    def end(self) -> bytes:
+        """The upstream ended: a last frame without its blank line counts as one."""
+        rest, self._splitter.rest = self._splitter.rest, b""
+        return self._pass(rest)
+
+    def _pass(self, ready: bytes) -> bytes:
+        if not ready:
+            return ready
+        if self.held:
+            self.held += ready
+            return b""
+        marked = any(mark in ready for mark in _MARKS[self.dialect])
+        if not marked and not (self.drop_usage and b'"usage"' in ready):
+            return ready
+        out = []
+        for frame in sse.frames(ready):
+            if self.held or (marked and is_terminal(self.dialect, frame)):
+                self.held += frame
+            elif not (self.drop_usage and is_usage_only(frame)):
+                out.append(frame)
+        return b"".join(out)
+
+    def read(self, reader: StreamReader) -> None:
+        """Let a reader see the whole stream, once."""
+        feed(reader, b"".join(self.collected))
+
+    def last(self, reader: StreamReader, receipt: str | None) -> bytes:
+        """The held frames with the receipt."""
+        if receipt is None:
+            return self.held
+        first = next(sse.frames(self.held))
+        if self.dialect in ("chat", "completions"):
+            head = getattr(reader, "head", {})
+            end = sse.newline(first)
+            return receipt_frame(head, receipt, end) + self.held
+        rest = self.held[len(first) :]
+        return sse.add_member(first, "reef", {"agent_record_id": receipt}) + rest
+
+
+def feed(reader: StreamReader, data: bytes) -> list[Piece]:
+    """Pieces of whole frames; what is shaped like nothing known counts as the provider's error."""
+    pieces: list[Piece] = []
+    try:
+        for event in sse.events(data):
+            pieces.extend(reader.feed(event))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        reader.error = UpstreamError("upstream connection error: the stream cannot be read")
+    return pieces
+
+
+def keepalive(dialect: Dialect, receipt: str, relay: Relay) -> bytes:
+    """What breaks a silence: a comment, a ping, or `response.in_progress` with the response as it was announced."""
+    if dialect in ("chat", "completions"):
+        return b": keep-alive\n\n"
+    if dialect == "messages":
+        return sse.event_frame("ping", {"type": "ping"})
+    response = announced(relay) or {"id": receipt, "object": "response", "status": "in_progress", "output": []}
+    return sse.event_frame("response.in_progress", {"type": "response.in_progress", "sequence_number": 0, "response": response})
+
+
+def announced(relay: Relay) -> dict[str, object]:
+    """The response object of a responses stream as far as the provider announced it."""
+    reader = ResponsesReader()
+    for event in sse.events(b"".join(relay.collected[:4])):
+        reader.feed(event)
+        if reader.response:
+            break
+    return dict(reader.response)
+
+
+def early_end() -> UpstreamError:
+    return UpstreamError("upstream connection error: the stream ended early")
