@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol
 
-from reef_cli.commands.shell import Shell, items, scenario_path
+from reef_cli.commands.shell import Shell, items, scenario_name, scenario_path
 from reef_cli.core.errors import ConflictError, ReleaseNotFound, ScenarioNotFound, UsageError
 from reef_cli.core.ids import ReleaseId, valid_scenario
 from reef_cli.core.types import Release
@@ -45,7 +45,7 @@ class OnlineChains:
 
     def scenarios(self) -> list[str]:
         rows = items(self._client.get("/reef/scenarios"), "scenarios")
-        return [str(row.get("scenario") or row.get("name")) for row in rows]
+        return [scenario_name(row) for row in rows]
 
     def releases(self, scenario: str) -> list[Row]:
         return items(self._client.get(scenario_path(scenario, "releases")), "releases")
@@ -151,8 +151,8 @@ def find(rows: list[Row], scenario: str, release_id: str) -> Row:
 
 
 def rollback_target(rows: list[Row], head: Row) -> Row | None:
-    """What a rollback without a name goes back to: the nearest earlier release whose content differs. For display only."""
-    served = [row for row in rows if not row.get("pending")]
+    """What a rollback without a name goes back to: the nearest earlier release of the head's surface whose content differs."""
+    served = [row for row in rows if not row.get("pending") and row.get("surface") == head.get("surface")]
     earlier = served[served.index(head) + 1 :] if head in served else []
     return next((row for row in earlier if row.get("content_id") != head.get("content_id")), None)
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from reef_cli.commands import output
-from reef_cli.commands.shell import Scenario, Shell, new_app, scenario_path, with_shell
+from reef_cli.commands.chain import current
+from reef_cli.commands.shell import Scenario, Shell, items, new_app, scenario_path, with_shell
 from reef_cli.core.errors import GateRefused
 
 app = new_app()
@@ -21,12 +22,20 @@ def evaluate(
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Longest wait")] = 1800.0,
 ) -> None:
     """Evaluate a release on a suite; exits 5 when a verdict is given and it refuses"""
-    body = {name: value for name, value in (("release_id", release_id), ("suite", suite)) if value is not None}
-    shell.say(f"evaluating {release_id or 'the head'} of {scenario}")
+    aim = release_id or str(
+        current(items(shell.client.get(scenario_path(scenario, "releases")), "releases"), scenario)["release_id"]
+    )
+    body = {"release_id": aim} | ({"suite": suite} if suite else {})
+    shell.say(f"evaluating {aim} of {scenario}")
     answer: dict[str, Any] = shell.client.post(scenario_path(scenario, "evaluate"), body, timeout_s=timeout_s)
     if answer.get("outcome") == "reject":
         raise GateRefused("the gate refused the candidate", why=str(answer.get("reason") or ""), result=answer)
     shell.emit(answer, lambda: _draw(answer))
+
+
+def _head(shell: Shell, scenario: str) -> str:
+    rows = items(shell.client.get(scenario_path(scenario, "releases")), "releases")
+    return str(current(rows, scenario)["release_id"])
 
 
 def _draw(answer: dict[str, Any]) -> None:

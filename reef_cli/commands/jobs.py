@@ -39,6 +39,15 @@ def show(shell: Shell, job: JobArgument, scenario: Scenario = "default") -> None
 
 @app.command()
 @with_shell()
+def start(shell: Shell, scenario: Scenario = "default") -> None:
+    """Take a step with what is queued, batch full or not"""
+    answer = shell.client.post(scenario_path(scenario, "jobs"))
+    shell.emit(answer, lambda: print(f"a step of {scenario} starts when its turn comes"))
+    shell.hint(f"reef jobs list -s {scenario}")
+
+
+@app.command()
+@with_shell()
 def cancel(shell: Shell, job: JobArgument, scenario: Scenario = "default") -> None:
     """Cancel a running job; its records can train again"""
     answer = shell.client.post(scenario_path(scenario, "jobs", job, "cancel"))
@@ -117,8 +126,11 @@ def _row(job: dict[str, Any]) -> list[object]:
 def _draw(job: dict[str, Any]) -> None:
     names = ("scenario", "recipe", "state", "outcome", "reason", "base_release_id", "release_id")
     output.pairs([("job", job_id(job)), *((name, job.get(name)) for name in names)])
-    if events := items(job, "events"):
+    if moves := items(job, "transitions"):
         print()
-        output.table(("age", "state", "detail"), [(output.age(e.get("at")), e.get("state"), e.get("detail")) for e in events])
+        output.table(
+            ("age", "state", "detail"), [(output.age(m.get("at")), m.get("state"), m.get("detail") or "") for m in moves]
+        )
+        print()
     for name, value in sorted((job.get("detail") or {}).items()):
         output.pairs([(name, value)])

@@ -17,6 +17,7 @@ app = new_app("List, show, export and import records")
 
 _PAGE = 500
 _BATCH = 200
+_BATCH_BYTES = 900 * 1024  # the server takes 1 MiB
 
 
 @app.command("list")
@@ -29,9 +30,9 @@ def list_records(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many")] = 20,
 ) -> None:
     """List records: the newest, or those after a sequence number"""
-    newest = True if after is None else None
+    order = "newest" if after is None else "oldest"
     path = scenario_path(scenario, "records")
-    answer = shell.client.get(path, after_sequence=after, limit=limit, request_type=kind, newest=newest)
+    answer = shell.client.get(path, after_sequence=after, limit=limit, request_type=kind, order=order)
     rows = sorted(items(answer, "records"), key=lambda row: row.get("sequence") or 0)
     columns = ("seq", "receipt", "kind", "age", "release", "score", "text")
     shell.emit({"scenario": scenario, "records": rows}, lambda: output.table(columns, map(_row, rows)))
@@ -75,18 +76,22 @@ def export_records(
 def import_records(
     shell: Shell,
     source: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines to read; - is stdin")],
+    scenario: Scenario = "default",
 ) -> None:
-    """Import records; inference before the reports that cite it"""
-    total = 0
+    """Import records; inference before the reports that cite it; importing again changes nothing"""
+    total = stored = 0
+    headers = {"x-reef-scenario": scenario}
     for first, batch in _batches(source):
         try:
-            shell.client.post("/reef/records/batch", {"records": batch})
+            answer = shell.client.request("POST", "/reef/records/batch", {"records": batch}, headers=headers)
         except UsageError as error:
-            where = f"in lines {first} to {first + len(batch) - 1}; {total} were imported before"
+            where = f"in the batch from line {first}; {total} lines before it were imported"
             error.why = f"{error.why}; {where}" if error.why else where
             raise
         total += len(batch)
-    shell.emit({"imported": total}, lambda: print(f"{total} records imported"))
+        stored += int((answer.json or {}).get("stored") or 0)
+    result = {"scenario": scenario, "received": total, "stored": stored}
+    shell.emit(result, lambda: print(f"{stored} of {total} records were new"))
 
 
 def record_id(row: dict[str, Any]) -> str:
@@ -107,20 +112,25 @@ def _pages(shell: Shell, scenario: str, after: int) -> Iterator[dict[str, Any]]:
 def _batches(source: Path) -> Iterator[tuple[int, list[Any]]]:
     """`(first line number, records)` in groups the API takes."""
     batch: list[Any] = []
-    first = 1
+    first, bulk = 1, 0
     with _source(source) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            try:
-                batch.append(json.loads(line))
-            except ValueError as error:
-                raise UsageError(f"{source}:{number} is not JSON", why=str(error), hint="one JSON object a line") from error
-            if len(batch) == _BATCH:
+            if batch and (len(batch) == _BATCH or bulk + len(line) > _BATCH_BYTES):
                 yield first, batch
-                batch, first = [], number + 1
+                batch, first, bulk = [], number, 0
+            batch.append(_parsed(line, f"{source}:{number}"))
+            bulk += len(line.encode())
     if batch:
         yield first, batch
+
+
+def _parsed(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{place} is not JSON", why=str(error), hint="one JSON object a line") from error
 
 
 def _sink(target: Path) -> IO[str]:

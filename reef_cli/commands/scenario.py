@@ -5,7 +5,18 @@ from typing import Annotated, Any
 import typer
 
 from reef_cli.commands import output
-from reef_cli.commands.shell import DryRun, Shell, Yes, confirm, items, new_app, scenario_path, with_shell
+from reef_cli.commands.shell import (
+    DryRun,
+    Shell,
+    Yes,
+    confirm,
+    items,
+    new_app,
+    release_id_of,
+    scenario_name,
+    scenario_path,
+    with_shell,
+)
 
 app = new_app("List, create, pause, resume and archive scenarios")
 
@@ -73,8 +84,7 @@ def _post(shell: Shell, name: str, verb: str, body: Any, done: str) -> None:
 
 
 def _row(row: dict[str, Any]) -> list[object]:
-    head = row.get("head")
-    head_id = head.get("release_id") if isinstance(head, dict) else head
+    head_id = release_id_of(row.get("head"))
     state = "archived" if row.get("archived_at") else "paused" if row.get("paused") else row.get("state") or "active"
     mode_name = row.get("training_mode") or row.get("mode")
-    return [row.get("scenario") or row.get("name"), mode_name, state, head_id, output.age(row.get("created_at"))]
+    return [scenario_name(row), mode_name, state, head_id, output.age(row.get("created_at"))]

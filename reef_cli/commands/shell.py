@@ -139,6 +139,17 @@ def items(answer: Any, name: str) -> list[dict[str, Any]]:
     return [row for row in rows or [] if isinstance(row, dict)]
 
 
+def scenario_name(row: Mapping[str, Any]) -> str:
+    """The name in a row of scenarios, whichever of the API's names it has."""
+    return str(row.get("scenario") or row.get("name") or "")
+
+
+def release_id_of(value: Any) -> str | None:
+    """The id of a head, given as the release or as its id alone."""
+    found = value.get("release_id") if isinstance(value, Mapping) else value
+    return None if found is None else str(found)
+
+
 def scenario_path(scenario: str, *parts: str) -> str:
     """`/reef/scenarios/<scenario>/...`, every part quoted."""
     from reef_cli.control.client import segment

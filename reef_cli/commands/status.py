@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reef_cli.commands import output
-from reef_cli.commands.shell import Shell, items, new_app, with_shell
+from reef_cli.commands.shell import Shell, items, new_app, release_id_of, scenario_name, with_shell
 
 app = new_app()
 
@@ -73,12 +73,11 @@ def outcome_line(outcome: Mapping[str, Any] | None) -> str:
 
 def _row(scenario: Mapping[str, Any]) -> list[object]:
     counts = scenario.get("counts") or {}
-    head = scenario.get("head") or {}
     rewards = scenario.get("rewards") or []
     return [
-        scenario.get("scenario"),
+        scenario_name(scenario),
         state_line(scenario),
-        head.get("release_id", "-"),
+        release_id_of(scenario.get("head")) or "-",
         output.number(counts.get("records")),
         output.number(counts.get("queued")),
         output.number(rewards[-1] if rewards else None),

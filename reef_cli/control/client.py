@@ -9,7 +9,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -41,6 +41,7 @@ class Client:
         self._token = token
         self._timeout = timeout_s
         self._connection: http.client.HTTPConnection | None = None
+        self._streaming: http.client.HTTPConnection | None = None
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of `GET path`; query values that are None are left out."""
@@ -82,7 +83,7 @@ class Client:
 
         The server sends keep-alives; a silence of `timeout_s` raises `UnavailableError`. Reconnecting is the caller's choice.
         """
-        connection = self._open(timeout_s)
+        connection = self._streaming = self._open(timeout_s)
         headers = {**self._headers(None), "Accept": "text/event-stream"} | ({"Last-Event-ID": cursor} if cursor else {})
         with self._failures(timeout_s):
             try:
@@ -92,10 +93,15 @@ class Client:
                     raise error_of(response.status, response.read())
                 yield from parse_events(response)
             finally:
+                self._streaming = None
                 connection.close()
 
     def close(self) -> None:
-        """Give the kept connection back; the client stays usable."""
+        """Give the kept connection back and end a stream of events that another thread reads; the client stays usable."""
+        streaming = self._streaming
+        if streaming is not None and streaming.sock is not None:
+            with suppress(OSError):
+                streaming.sock.shutdown(socket.SHUT_RDWR)
         if self._connection is not None:
             self._connection.close()
             self._connection = None
