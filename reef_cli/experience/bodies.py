@@ -69,10 +69,16 @@ class Recall:
         return entry
 
     def put(self, entry: Recent) -> None:
+        self.drop(entry.seq)
         self._entries[entry.seq] = entry
         self._held += entry.weight
         while self._held > self._limit and len(self._entries) > 1:
             self._held -= self._entries.popitem(last=False)[1].weight
+
+    def drop(self, seq: int) -> None:
+        """Forget an exchange whose payload is going."""
+        if (entry := self._entries.pop(seq, None)) is not None:
+            self._held -= entry.weight
 
     def clear(self) -> None:
         self._entries.clear()
@@ -138,20 +144,17 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a payload will be stored: against which base, and as which deltas of body, talk and ids."""
+    """How a payload will be stored: against which base, and as which deltas of body, talk and ids, in how many bytes."""
 
     base: int | None
     hops: int
     deltas: tuple[Delta, Delta, Delta]
-
-    @property
-    def cost(self) -> int:
-        return sum(len(delta.data) for delta in self.deltas)
+    cost: int
 
 
 def _against(payload: Payload, base: int | None, texts: Texts) -> Plan:
-    deltas = (encode(payload.body, texts.body), encode(payload.talk, texts.talk), encode(payload.ids, texts.ids))
-    return Plan(base, texts.hops + 1, deltas)
+    body, talk, ids = encode(payload.body, texts.body), encode(payload.talk, texts.talk), encode(payload.ids, texts.ids)
+    return Plan(base, texts.hops + 1, (body, talk, ids), len(body.data) + len(talk.data) + len(ids.data))
 
 
 def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:

@@ -97,14 +97,21 @@ def from_document(document: Any, scenario: str | None = None) -> Record:
     fields["scenario"] = scenario if scenario is not None else _text(document, "scenario")
     fields["id"] = checked_id(document.get("id"))
     fields["created_at"] = _number(document, "created_at")
-    builders = {"inference": _inference, "report": _report, "train": _instruction}
-    kind = document.get("kind", "inference")
-    if kind not in builders:
-        raise InvalidRequest(f"unknown record kind {kind!r}", hint="inference, report or train")
-    known = {"inference": Inference, "report": Report, "train": Instruction}[kind].__dataclass_fields__
+    match document.get("kind", "inference"):
+        case "inference":
+            return _inference(_known_fields(fields, Inference.__dataclass_fields__))
+        case "report":
+            return _report(_known_fields(fields, Report.__dataclass_fields__))
+        case "train":
+            return _instruction(_known_fields(fields, Instruction.__dataclass_fields__))
+        case kind:
+            raise InvalidRequest(f"unknown record kind {kind!r}", hint="inference, report or train")
+
+
+def _known_fields(fields: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(fields) - set(known)):
-        raise InvalidRequest(f"unknown field {unknown[0]!r} in a record of kind {kind}")
-    return builders[kind](fields)
+        raise InvalidRequest(f"a record has no field {unknown[0]!r}")
+    return fields
 
 
 def _inference(fields: dict[str, Any]) -> Inference:

@@ -56,7 +56,7 @@ def common_suffix(a: bytes, b: bytes, limit: int) -> int:
 
 def encode(text: bytes, base: bytes) -> Delta:
     """`text` as a delta against `base`; with an empty base the delta is the whole text."""
-    if not base:
+    if not base or not text:
         return Delta(0, 0, text, len(text))
     head = common_prefix(text, base)
     tail = common_suffix(text, base, min(len(text), len(base)) - head)

@@ -5,8 +5,6 @@ Reasons: `eligible`, `incomplete`, `error`, `redacted`, `no_tokens`, a fault of 
 `reserved`, `opted_out`, `unknown`.
 """
 
-import math
-
 from reef_cli.core.types import Inference, Report
 from reef_cli.experience.redaction import TAG
 
@@ -29,8 +27,6 @@ def _refusal(record: Inference, needs_tokens: bool) -> str | None:
         return "redacted" if TAG in record.tags else "no_tokens"
     if fault := record.tokens.fault():
         return fault
-    if any(not math.isfinite(value) for value in record.tokens.logprobs):
-        return "bad_logprob"
     return None if any(record.tokens.loss_mask) else "not_sampled"
 
 

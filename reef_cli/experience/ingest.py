@@ -18,23 +18,25 @@ from reef_cli.experience.eligibility import trainable_tokens
 from reef_cli.experience.model import Role, Scenario
 from reef_cli.experience.payload import Payload, encode
 from reef_cli.experience.placing import Place, Placing, Session, with_tools
+from reef_cli.experience.schema import COUNTERS
 from reef_cli.experience.side import classify, has_tools, summary_of
 
-_IDENTITY = "SELECT r.digest, s.name, r.seq FROM records r JOIN scenarios s ON s.id = r.scenario_id WHERE r.id = ? AND s.archived_at IS NULL"
+_IDENTITY = (
+    "SELECT r.digest, s.name FROM records r JOIN scenarios s ON s.id = r.scenario_id WHERE r.id = ? AND s.archived_at IS NULL"
+)
 _RECORD = (
-    "INSERT INTO records (seq, id, scenario_id, kind, created_at, digest, session_id, parent, chain, next, body_hash, role,"
-    " retry_of, dialect, model, release_id, weight_version, summary, complete, finish, error, prompt_tokens, output_tokens,"
-    " trainable_tokens, stored_bytes) VALUES (?, ?, ?, 'inference', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO records (seq, id, scenario_id, created_at, digest, session_id, parent, chain, next, body_hash, role, retry_of,"
+    " dialect, model, release_id, weight_version, summary, complete, finish, error, prompt_tokens, output_tokens,"
+    f" trainable_tokens, stored_bytes, kind) VALUES ({'?, ' * 24}'inference')"
 )
 _SESSION = (
-    "INSERT INTO sessions (scenario_id, key, source, tools, started_at, last_at, records, turns, output_tokens, trainable_tokens,"
-    " summary) VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?)"
+    "INSERT INTO sessions (scenario_id, key, source, tools, started_at, last_at, turns, output_tokens, trainable_tokens,"
+    f" summary, records) VALUES ({'?, ' * 10}1)"
 )
 _SESSION_AGAIN = (
     "UPDATE sessions SET tools = ?, last_at = max(last_at, ?), records = records + 1, turns = turns + ?,"
     " output_tokens = output_tokens + ?, trainable_tokens = trainable_tokens + ? WHERE id = ?"
 )
-_COUNTERS = ("inferences", "reports", "instructions", "incomplete", "evicted", "stored_bytes", "naive_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,10 @@ class Ingest:
         self.reset()
         self._tally = mark
 
+    def forget(self, seq: int) -> None:
+        """A payload goes: nothing may be built on it any more."""
+        self._recall.drop(seq)
+
     def sequence(self) -> int:
         """The next record's place in the order of all experience."""
         taken = self._next
@@ -97,8 +103,8 @@ class Ingest:
     def flush(self) -> None:
         """Write the counters; the last thing before a commit."""
         for row in {row for row, _ in self._tally}:
-            changes = [self._tally[row, name] for name in _COUNTERS]
-            terms = ", ".join(f"{name} = {name} + ?" for name in _COUNTERS)
+            changes = [self._tally[row, name] for name in COUNTERS]
+            terms = ", ".join(f"{name} = {name} + ?" for name in COUNTERS)
             self.connection.execute(f"UPDATE scenarios SET {terms} WHERE id = ?", (*changes, row))
         self._tally.clear()
 

@@ -4,11 +4,13 @@ Writes are coroutines that return once they are durable; reads are plain calls, 
 writer. One process owns a database at a time; that lock is its caller's business.
 """
 
+import asyncio
 import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,14 +19,15 @@ from reef_cli.core.errors import InvalidRequest, StorageError
 from reef_cli.core.ids import RecordId, new_id
 from reef_cli.core.types import Eligibility, Inference, RecordKind, Report
 from reef_cli.experience import events as event_stream
-from reef_cli.experience import query, sessions
+from reef_cli.experience import query, retention, sessions
 from reef_cli.experience.codec import Record
 from reef_cli.experience.ingest import Ingest
 from reef_cli.experience.model import Event, Instruction, RecordRow, Scenario, SessionRow, SessionTree
 from reef_cli.experience.readers import Readers
 from reef_cli.experience.redaction import Hook, redact
 from reef_cli.experience.reports import store_instruction, store_report
-from reef_cli.experience.scenarios import ScenarioRegistry
+from reef_cli.experience.retention import Evicted, EvictedRow, Limits
+from reef_cli.experience.scenarios import ScenarioRegistry, archived, by_name
 from reef_cli.experience.schema import migrate
 from reef_cli.experience.writer import Durability, Writer, connect, storage_error
 
@@ -123,6 +126,29 @@ class ExperienceLog:
         """
         return await self._writer.call(fn)
 
+    async def retain(
+        self, *, keep_bytes: int | None = None, keep_days: float | None = None, unconsumed: bool = False
+    ) -> Evicted:
+        """Drop bodies beyond the limits, oldest first, in small transactions; see `retention` for what may go.
+
+        Returns what was dropped. `unconsumed` also drops what no recipe has settled.
+        """
+        limits, now, forget = Limits(keep_bytes, keep_days, unconsumed), self._clock.now(), self._ingest.forget
+        records = reports = freed = after = 0
+        more = keep_bytes is not None or keep_days is not None
+        while more and (found := await asyncio.to_thread(self._evictable, limits, now, after)):
+            done = await self.write(partial(retention.evict_step, limits=limits, now=now, found=found, forget=forget))
+            records, freed, more, after = records + done.records, freed + done.freed_bytes, done.more, found[-1]
+        more = records > 0
+        while more:
+            done = await self.write(partial(retention.evict_reports, now=now, forget=forget))
+            reports, freed, more = reports + done.reports, freed + done.freed_bytes, done.more
+        return Evicted(records, reports, freed)
+
+    def _evictable(self, limits: Limits, now: float, after: int) -> list[int]:
+        with self.read() as connection:
+            return retention.candidates(connection, limits, now, after)
+
     def _append(self, record: Inference) -> bool:
         scenario = self.scenarios.get(record.scenario)
         if self._redactor is not None:
@@ -195,6 +221,16 @@ class ExperienceLog:
         the learning ledger `queued`, `reserved`, `consumed`, `dropped` with `dropped:<reason>`."""
         with self.read() as connection:
             return query.counts(connection, scenario)
+
+    def evicted(self, scenario: str, after_sequence: int = 0, limit: int = 100) -> list[EvictedRow]:
+        """What retention dropped, with time and reason, in order of sequence."""
+        with self.read() as connection:
+            return retention.evicted(connection, by_name(connection, scenario).row, after_sequence, limit)
+
+    def archived(self) -> list[Scenario]:
+        """Archived scenarios; their labels work as names in every read."""
+        with self.read() as connection:
+            return archived(connection)
 
     def sessions(self, scenario: str, limit: int = 100, before: str | None = None) -> list[SessionRow]:
         """Sessions, latest begun first; `before` names the last one already seen."""

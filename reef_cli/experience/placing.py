@@ -1,8 +1,8 @@
 """Where an exchange belongs: its session, the record it continues, and whether it is a retry.
 
-Runs on the writer's connection. A session named by the client holds everything sent under that name; otherwise an exchange joins
-the session of the record whose messages (and answer) its own messages continue, and begins a session when there is none. Each
-lookup is one index seek, and a turn of a running conversation needs one or two.
+Runs on the writer's connection. A session named by the client holds everything sent under that name; otherwise an exchange
+joins the session of the record whose messages (and answer) its own messages continue, and begins a session when there is none.
+Each lookup is one index seek, and a turn of a running conversation needs one or two.
 """
 
 import sqlite3
@@ -15,7 +15,10 @@ from reef_cli.experience.chain import continuation_points, role_of
 
 RETRY_S = 10.0
 """The same body in the same session within this time is a client trying again."""
-_FOUND = "SELECT r.seq, r.session_id, r.created_at, r.complete, r.body_hash, s.key FROM records r JOIN sessions s ON s.id = r.session_id"
+_FOUND = (
+    "SELECT r.seq, r.session_id, r.created_at, r.complete, r.body_hash, s.key FROM records r"
+    " JOIN sessions s ON s.id = r.session_id"
+)
 
 
 @dataclass(frozen=True, slots=True)

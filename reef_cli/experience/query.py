@@ -15,11 +15,12 @@ from reef_cli.experience.codec import Record
 from reef_cli.experience.eligibility import eligible
 from reef_cli.experience.model import Instruction, RecordRow
 from reef_cli.experience.scenarios import by_name
+from reef_cli.experience.schema import COUNTERS
 
 COLUMNS = (
     "r.seq, r.id, sc.name, r.kind, r.created_at, s.key, r.parent, r.role, r.retry_of, r.dialect, r.model, r.release_id,"
-    " r.weight_version, r.summary, r.score, r.complete, r.finish, r.error, r.prompt_tokens, r.output_tokens, r.trainable_tokens,"
-    " r.evicted_at"
+    " r.weight_version, r.summary, r.score, r.complete, r.finish, r.error, r.prompt_tokens, r.output_tokens,"
+    " r.trainable_tokens, r.evicted_at"
 )
 FROM = "FROM records r JOIN scenarios sc ON sc.id = r.scenario_id LEFT JOIN sessions s ON s.id = r.session_id"
 PAGE_LIMIT = 1000
@@ -29,7 +30,9 @@ SETTLED = ("consumed", "dropped", "refused")
 
 def record_row(row: Sequence[Any]) -> RecordRow:
     """A row of `COLUMNS`."""
-    return RecordRow(*row[:15], bool(row[15]), *row[16:])
+    fields = dict(zip(RecordRow.__dataclass_fields__, row, strict=True))
+    fields["complete"] = bool(fields["complete"])
+    return RecordRow(**fields)
 
 
 def get(connection: sqlite3.Connection, scenario: str, record_id: str) -> Record | None:
@@ -66,8 +69,9 @@ def page(
     if kind is not None:
         terms = " AND r.kind = ?" + ("" if kind == "inference" else " AND r.kind <> 'inference'")
         parameters = [kind]
+    order = "DESC" if newest else "ASC"
     rows = connection.execute(
-        f"SELECT {COLUMNS} {FROM} WHERE r.scenario_id = ? AND r.seq > ?{terms} ORDER BY r.seq {'DESC' if newest else 'ASC'} LIMIT ?",
+        f"SELECT {COLUMNS} {FROM} WHERE r.scenario_id = ? AND r.seq > ?{terms} ORDER BY r.seq {order} LIMIT ?",
         (by_name(connection, scenario).row, after, *parameters, checked_limit(limit)),
     )
     return [record_row(row) for row in rows]
@@ -108,8 +112,9 @@ def scenario_of(connection: sqlite3.Connection, receipt: str) -> str | None:
 def reports_after(connection: sqlite3.Connection, scenario: str, sequence: int, limit: int) -> list[tuple[int, Report]]:
     """Stored reports with their sequences, in order."""
     rows = connection.execute(
-        "SELECT r.seq, r.id, r.created_at, r.score, p.meta FROM records r JOIN payloads p ON p.seq = r.seq WHERE r.scenario_id = ?"
-        " AND r.kind = 'report' AND r.kind <> 'inference' AND r.seq > ? AND r.evicted_at IS NULL ORDER BY r.seq LIMIT ?",
+        "SELECT r.seq, r.id, r.created_at, r.score, p.meta FROM records r JOIN payloads p ON p.seq = r.seq"
+        " WHERE r.scenario_id = ? AND r.kind = 'report' AND r.kind <> 'inference' AND r.seq > ? AND r.evicted_at IS NULL"
+        " ORDER BY r.seq LIMIT ?",
         (by_name(connection, scenario).row, sequence, limit),
     )
     return [(row[0], _report(row[1], scenario, row[2], row[3], row[4])) for row in rows]
@@ -117,9 +122,8 @@ def reports_after(connection: sqlite3.Connection, scenario: str, sequence: int, 
 
 def counts(connection: sqlite3.Connection, scenario: str) -> Mapping[str, int]:
     """Records by kind, sizes, and the learning ledger's states; `dropped:<reason>` says why."""
-    columns = ("inferences", "reports", "instructions", "incomplete", "evicted", "stored_bytes", "naive_bytes")
-    row = connection.execute(f"SELECT {', '.join(columns)} FROM scenarios WHERE name = ?", (scenario,)).fetchone()
-    totals: Counter[str] = Counter(dict(zip(columns, row or (0,) * len(columns), strict=True)))
+    row = connection.execute(f"SELECT {', '.join(COUNTERS)} FROM scenarios WHERE name = ?", (scenario,)).fetchone()
+    totals: Counter[str] = Counter(dict(zip(COUNTERS, row or (0,) * len(COUNTERS), strict=True)))
     totals["records"] = totals["inferences"] + totals["reports"] + totals["instructions"]
     totals.update(dict.fromkeys(("queued", "reserved", "consumed", "dropped"), 0))
     ledger = connection.execute(

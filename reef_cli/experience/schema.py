@@ -25,6 +25,10 @@ class Migration:
     apply: Callable[[sqlite3.Connection], None]
 
 
+COUNTERS = ("inferences", "reports", "instructions", "incomplete", "evicted", "stored_bytes", "naive_bytes")
+"""Per scenario, kept by the writer."""
+
+
 def _scenarios(connection: sqlite3.Connection) -> None:
     """Live names are unique; an archived scenario keeps its row under its label. Counters spare status pages a scan."""
     table = Database(connection)["scenarios"]
@@ -37,17 +41,11 @@ def _scenarios(connection: sqlite3.Connection) -> None:
             "paused": int,
             "created_at": float,
             "archived_at": float,
-            "inferences": int,
-            "reports": int,
-            "instructions": int,
-            "incomplete": int,
-            "evicted": int,
-            "stored_bytes": int,
-            "naive_bytes": int,
+            **dict.fromkeys(COUNTERS, int),
         },
         pk="id",
         not_null={"name", "mode", "paused", "created_at"},
-        defaults=dict.fromkeys(("inferences", "reports", "instructions", "incomplete", "evicted", "stored_bytes", "naive_bytes"), 0),
+        defaults=dict.fromkeys(COUNTERS, 0),
     )
     table.create_index(["name"], unique=True, index_name="scenarios_name")
 

@@ -12,13 +12,16 @@ from reef_cli.experience.chain import role_of, text_of
 from reef_cli.experience.model import Role
 
 _TOOLS = re.compile(rb'"(?:tools|functions)"\s*:\s*\[\s*[^\]\s]')
-_TITLE = re.compile(
-    r"title generator|generate a (?:short |brief |concise )?title|conversation title|write a \d+-\d+ word title", re.I
-)
-_COMPACTION = re.compile(
-    r"context summarization assistant|summari[sz]e (?:the|this|our) conversation|detailed summary of (?:the|our) conversation"
-    r"|context checkpoint compaction|handoff summary",
-    re.I,
+_TITLE = ("title generator", "generate a title", "generate a short title", "generate a brief title", "conversation title")
+_COMPACTION = (
+    "context summarization assistant",
+    "summarize the conversation",
+    "summarize this conversation",
+    "summarize our conversation",
+    "detailed summary of the conversation",
+    "detailed summary of our conversation",
+    "context checkpoint compaction",
+    "handoff summary",
 )
 _LEAD = 2000
 """Only this many leading characters name the purpose; agents quote all sorts of things further down."""
@@ -26,7 +29,7 @@ _LEAD = 2000
 
 def has_tools(body: bytes) -> bool:
     """Whether a request offers tools. A byte scan is exact enough: quotes inside JSON strings are escaped."""
-    return _TOOLS.search(body) is not None
+    return (b'"tools"' in body or b'"functions"' in body) and _TOOLS.search(body) is not None
 
 
 def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, session_tools: bool, tags: Mapping[str, str]) -> Role:
@@ -37,11 +40,13 @@ def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, session_tool
         case _:
             pass
     purpose = _purpose(messages)
-    if _COMPACTION.search(purpose) and (not tools or _COMPACTION.search(_last_user(messages))):
-        return "compaction"
+    if "summar" in purpose or "compaction" in purpose:
+        asked = _last_user(messages) if tools else purpose
+        if any(phrase in asked for phrase in _COMPACTION):
+            return "compaction"
     if tools:
         return "turn"
-    if _TITLE.search(purpose):
+    if "title" in purpose and any(phrase in purpose for phrase in _TITLE):
         return "title"
     return "side" if session_tools else "turn"
 
@@ -51,12 +56,12 @@ def _purpose(messages: Sequence[Mapping[str, Any]]) -> str:
     opening = text_of(first.get("content"))[:_LEAD] if role_of(first) == "system" else ""
     if len(messages) > 1 and role_of(messages[1]) == "user":
         opening += "\n" + text_of(messages[1].get("content"))[:200]
-    return opening + "\n" + _last_user(messages)
+    return opening.lower() + "\n" + _last_user(messages)
 
 
 def _last_user(messages: Sequence[Mapping[str, Any]]) -> str:
     if messages and role_of(messages[-1]) == "user":
-        return text_of(messages[-1].get("content"))[:400]
+        return text_of(messages[-1].get("content"))[:400].lower()
     return ""
 
 

@@ -1,9 +1,9 @@
 """The one writer: a thread that owns the writing connection and commits in groups.
 
-Whatever waits when a transaction begins goes into it; callers are told after the commit, so that what they were told is durable:
-against a killed process (`process`, WAL with synchronous NORMAL) or against power loss (`power`, synchronous FULL, one fsync per
-group). A unit that fails is undone alone. When the disk fails, the group is undone and each unit tried by itself, so that
-exactly those units fail that cannot be stored; the writer goes on. Knows nothing of records.
+Whatever waits when a transaction begins goes into it; callers are told after the commit, so that what they were told is
+durable: against a killed process (`process`, WAL with synchronous NORMAL) or against power loss (`power`, synchronous FULL, one
+fsync per group). A unit that fails is undone alone. When the disk fails, the group is undone and each unit tried by itself, so
+that exactly those units fail that cannot be stored; the writer goes on. Knows nothing of records.
 """
 
 import asyncio
