@@ -1,8 +1,8 @@
 """Whether a record can train at all, before any recipe is asked. Pure functions with stable reasons.
 
 Reasons: `eligible`, `incomplete`, `error`, `redacted`, `no_tokens`, a fault of the token trace (`empty_output`,
-`length_mismatch`, `bad_logprob`, `span_gap`, `aborted`), `not_sampled` (nothing in the loss mask), `evicted`, `trained`,
-`reserved`, `opted_out`, `unknown`.
+`length_mismatch`, `bad_logprob`, `span_gap`, `aborted`), `not_sampled` (nothing in the loss mask), `evicted`,
+`already_trained` and `already_sampled` (it belongs to a sample that was consumed, or waits), `unknown`.
 """
 
 from reef_cli.core.types import Inference, Report

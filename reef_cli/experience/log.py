@@ -195,7 +195,7 @@ class ExperienceLog:
             return query.page(connection, scenario, after_sequence, limit, kind, newest)
 
     def references(self, receipts: Sequence[str]) -> list[Inference]:
-        """The exchanges behind receipts, in the given order. Raises `InvalidReference` naming the first missing."""
+        """The exchanges behind receipts, in the given order; what is unknown or evicted is left out."""
         with self.read() as connection:
             return query.references(connection, receipts)
 

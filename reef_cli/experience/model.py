@@ -38,6 +38,11 @@ class Scenario:
     created_at: float
     archived_at: float | None = None
 
+    @property
+    def training_mode(self) -> TrainingMode:
+        """The mode by the name it has on the wire."""
+        return self.mode
+
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:

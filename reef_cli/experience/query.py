@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from reef_cli.core.errors import InvalidReference, InvalidRequest
+from reef_cli.core.errors import InvalidRequest
 from reef_cli.core.ids import RecordId
 from reef_cli.core.types import Eligibility, Inference, RecordKind, Report
 from reef_cli.experience.bodies import Reader
@@ -84,7 +84,7 @@ def checked_limit(limit: int) -> int:
 
 
 def references(connection: sqlite3.Connection, receipts: Sequence[str]) -> list[Inference]:
-    """The exchanges behind receipts of live scenarios, in the given order. Raises `InvalidReference` for the first missing."""
+    """The exchanges behind receipts of live scenarios, in the given order; unknown and evicted ones are left out."""
     reader = Reader(connection)
     found: list[Inference] = []
     for receipt in receipts:
@@ -94,9 +94,8 @@ def references(connection: sqlite3.Connection, receipts: Sequence[str]) -> list[
             (receipt,),
         ).fetchone()
         record = reader.inference(row[0], receipt, row[1], row[2]) if row is not None else None
-        if record is None:
-            raise InvalidReference(f"reference {receipt} is no stored inference record", reference=receipt)
-        found.append(record)
+        if record is not None:
+            found.append(record)
     return found
 
 
@@ -161,17 +160,15 @@ def _reason(
         return "unknown"
     if row[2] is not None:
         return "evicted"
-    trained = (
-        "SELECT 1 FROM sample_records sr JOIN sample_state st ON st.recipe = sr.recipe AND st.report_id = sr.report_id"
-        " WHERE sr.record_id = ? AND (? IS NULL OR sr.recipe = ?) AND st.state = 'consumed'"
-    )
-    if connection.execute(trained, (receipt, recipe, recipe)).fetchone():
-        return "trained"
-    reserved = (
-        "SELECT 1 FROM citations c JOIN records r ON r.seq = c.report_seq JOIN sample_state st ON st.report_id = r.id"
-        " AND st.scenario = ? WHERE c.record_seq = ? AND st.state = 'reserved' LIMIT 1"
-    )
-    if connection.execute(reserved, (scenario, row[0])).fetchone():
-        return "reserved"
+    states = {
+        state
+        for (state,) in connection.execute(
+            "SELECT st.state FROM sample_records sr JOIN sample_state st ON st.recipe = sr.recipe AND st.report_id = sr.report_id"
+            " WHERE sr.record_id = ? AND (? IS NULL OR sr.recipe = ?)",
+            (receipt, recipe, recipe),
+        )
+    }
+    if states:
+        return "already_trained" if "consumed" in states else "already_sampled"
     record = reader.inference(row[0], receipt, scenario, row[1])
     return "evicted" if record is None else eligible(record, needs_tokens=needs_tokens)[1]

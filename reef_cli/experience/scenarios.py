@@ -145,8 +145,12 @@ def _archive(connection: sqlite3.Connection, name: str, at: float) -> Scenario:
     for table in ("jobs", "job_events", "release_events"):
         connection.execute(f"UPDATE {table} SET scenario = ? WHERE scenario = ?", (label, name))
     # Keyed by record ids, which the freed name may see again.
-    for table, key in (("sample_state", "report_id"), ("sample_records", "record_id")):
-        connection.execute(
-            f"UPDATE {table} SET scenario = ?, {key} = ? || '/' || {key} WHERE scenario = ?", (label, label, name)
-        )
+    connection.execute(
+        "UPDATE sample_records SET scenario = ?, record_id = ? || '/' || record_id, report_id = ? || '/' || report_id"
+        " WHERE scenario = ?",
+        (label, label, label, name),
+    )
+    connection.execute(
+        "UPDATE sample_state SET scenario = ?, report_id = ? || '/' || report_id WHERE scenario = ?", (label, label, name)
+    )
     return by_name(connection, label)
