@@ -200,9 +200,9 @@ def captures(headers: Mapping[str, str]) -> bool:
 
 
 async def ensure_scenario(request: web.Request, scenario: str) -> None:
-    """Create the scenario on first use; `ScenarioNotFound` when that is switched off or the token is bound to an episode."""
+    """Create the scenario on first use; `ScenarioNotFound` when that is switched off."""
     deps = deps_of(request)
-    if deps.log.scenarios.get(scenario) is not None:
+    if deps.log.scenarios.find(scenario) is not None:
         return
     if not deps.settings.implicit_scenarios:
         raise ScenarioNotFound(
@@ -217,7 +217,7 @@ async def create_scenario(request: web.Request, scenario: str) -> None:
     if deps.create_scenario is not None:
         await deps.create_scenario(scenario)
     else:
-        await deps.log.scenarios.ensure(scenario, deps.recipe_name)
+        await deps.log.scenarios.ensure(scenario, deps.recipe_name, mode=deps.settings.training_mode)
 
 
 async def read_context(request: web.Request, body: Mapping[str, Any] | None = None) -> RequestContext:

@@ -18,7 +18,7 @@ from reef_cli.gateway.deps import Deps, deps_of
 def find_scenario(deps: Deps, name: str) -> Scenario:
     """A live scenario; `ScenarioNotFound` when there is none of that name."""
     check_scenario(name)
-    scenario = deps.log.scenarios.get(name)
+    scenario = deps.log.scenarios.find(name)
     if scenario is None:
         raise ScenarioNotFound(f"there is no scenario named {name!r}", hint="list them with GET /reef/scenarios")
     return scenario

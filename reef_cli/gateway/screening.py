@@ -24,7 +24,7 @@ _OVERRIDE = tuple(
         r"\b(ignore|disregard|forget|override|overrule|bypass|skip|drop)\b.{0,40}"
         r"\b(previous|prior|above|earlier|preceding|existing|all|any|your|system)\b.{0,40}"
         r"\b(instructions?|prompts?|rules?|directions?|directives?|guidelines?|messages?|polic(?:y|ies))\b",
-        r"\b(you are|act as|pretend to be)\b.{0,40}\b(no longer bound|unrestricted|jailbroken|without (?:any )?restrictions?)\b",
+        r"\b(you are|act as|pretend to be)\b.{0,40}\b(no longer bound|unrestricted|jailbroken|without (any )?restrictions?)\b",
         r"\b(reveal|print|show|output|repeat)\b.{0,30}\b(system prompt|hidden instructions?)\b",
     )
 )

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import orjson
 from aiohttp import web
 
-from reef_cli.core.errors import InvalidRequest
 from reef_cli.experience.model import Event
 from reef_cli.gateway.bodies import int_query
 from reef_cli.gateway.context import check_scenario, facts_of
@@ -22,9 +21,9 @@ _WRITE_TIMEOUT_S = 120.0
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Events after `last-event-id` (header, or `?after=`), from now on when there is none; `?scenario=` keeps one scenario's.
+    """Events after `last-event-id` (header, or `?after=`), from now on when there is none; `after=0.0.0` is the beginning.
 
-    `?limit=N` ends the stream after N events, which is what scripts want.
+    `?scenario=` keeps one scenario's; `?limit=N` ends the stream after N events, which is what scripts want.
     """
     deps = deps_of(request)
     cursor = request.headers.get("Last-Event-ID") or request.query.get("after")
@@ -33,7 +32,11 @@ async def events(request: web.Request) -> web.StreamResponse:
         check_scenario(scenario)
     limit = int_query(request, "limit", 0, least=0, most=1_000_000)
     # Asked for before the headers go out: a cursor that cannot be read is a 400, not a broken stream.
-    page, position = await asyncio.to_thread(_first, deps, cursor)
+    if cursor is None:
+        page: list[Event] = []
+        position = await asyncio.to_thread(deps.log.tip)
+    else:
+        page, position = await asyncio.to_thread(deps.log.events, cursor, _PAGE, scenario)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     response.headers["x-request-id"] = facts_of(request).request_id
     await response.prepare(request)
@@ -45,13 +48,6 @@ async def events(request: web.Request) -> web.StreamResponse:
     finally:
         deps.metrics.event_streams.add(-1)
     return response
-
-
-def _first(deps: Deps, cursor: str | None) -> tuple[list[Event], str]:
-    try:
-        return deps.log.events(cursor, _PAGE)
-    except ValueError as error:
-        raise InvalidRequest("last-event-id is not an id of this stream", hint="leave it out to start now") from error
 
 
 class _Stream:
@@ -76,18 +72,17 @@ class _Stream:
                 if not page and not await self._wait(news):
                     await self._write(b": keep-alive\n\n")
                 news.clear()
-                page, cursor = await asyncio.to_thread(self._deps.log.events, cursor, _PAGE)
+                page, cursor = await asyncio.to_thread(self._deps.log.events, cursor, _PAGE, self._scenario)
         finally:
             unsubscribe()
 
     async def _send(self, page: list[Event]) -> bool:
         """Write a page; False when the limit is reached."""
-        wanted = [event for event in page if self._scenario in (None, event.scenario)]
         if self._left is not None:
-            wanted = wanted[: self._left]
-            self._left -= len(wanted)
-        if wanted:
-            await self._write(b"".join(map(frame, wanted)))
+            page = page[: self._left]
+            self._left -= len(page)
+        if page:
+            await self._write(b"".join(map(frame, page)))
         return self._left is None or self._left > 0
 
     async def _wait(self, news: asyncio.Event) -> bool:
@@ -116,8 +111,8 @@ def _waker(news: asyncio.Event) -> Callable[[], None]:
 
 
 def frame(event: Event) -> bytes:
-    """One event on the wire."""
-    data = {"kind": event.kind, "scenario": event.scenario, "at": event.at, **event.data}
+    """One event on the wire: `event:` is `record`, `job` or `release`; a record's data is its row in pages of records."""
+    data = {"scenario": event.scenario, "at": event.at, **event.data}
     return b"".join(
         (
             b"id: ",

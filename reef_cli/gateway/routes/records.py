@@ -5,12 +5,13 @@ re-sending it changes nothing: records are recognised by id and content.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from reef_cli.core.errors import InvalidRequest, RecordNotFound
+from reef_cli.core.errors import InvalidReference, InvalidRequest, RecordNotFound
+from reef_cli.core.types import Inference, Report
 from reef_cli.experience.codec import Record, from_document, to_document
 from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import int_query, kind_of, parse_json, read_body, read_object
@@ -63,7 +64,8 @@ async def list_sessions(request: web.Request) -> web.Response:
     deps = deps_of(request)
     scenario = path_scenario(request).name
     limit = int_query(request, "limit", 50, least=1, most=1000)
-    return answer({"scenario": scenario, "sessions": await asyncio.to_thread(lambda: deps.log.sessions(scenario, limit=limit))})
+    before = request.query.get("before")
+    return answer({"scenario": scenario, "sessions": await asyncio.to_thread(deps.log.sessions, scenario, limit, before)})
 
 
 async def get_session(request: web.Request) -> web.Response:
@@ -71,10 +73,7 @@ async def get_session(request: web.Request) -> web.Response:
     deps = deps_of(request)
     scenario = path_scenario(request).name
     session = request.match_info["session"]
-    tree = await asyncio.to_thread(deps.log.session_tree, scenario, session)
-    if tree is None:
-        raise RecordNotFound(f"scenario {scenario!r} has no session {session[:64]!r}")
-    return answer(tree)
+    return answer(await asyncio.to_thread(deps.log.session_tree, scenario, session))
 
 
 async def import_record(request: web.Request) -> web.Response:
@@ -124,14 +123,13 @@ def _numbered(document: Any, scenario: str, now: float, index: int) -> Record:
 
 
 def _record(document: Any, scenario: str, now: float) -> Record:
-    """The record in a document, in the names of this API or of an export; the time defaults to now."""
+    """The record in a document, in the names of this API or of an export. The time defaults to now, and the scenario is the
+    request's, so that an export can be moved to another one."""
     if not isinstance(document, Mapping):
         raise InvalidRequest("a record must be a JSON object", hint=f"it is {kind_of(document)}")
     fields = {_ALIASES.get(name, name): value for name, value in document.items()}
     if len(fields) != len(document):
         raise InvalidRequest("a record names its id or its kind twice")
-    if fields.get("scenario", scenario) != scenario:
-        raise InvalidRequest("the record belongs to another scenario than the request", param="scenario")
     fields.setdefault("created_at", now)
     return from_document(fields, scenario)
 
@@ -142,11 +140,25 @@ def _kind(document: Mapping[str, Any]) -> str:
 
 async def _store(request: web.Request, deps: Deps, scenario: str, records: list[Record]) -> int:
     """Store all or none; how many were new."""
-    await ensure_scenario(request, scenario)
-    stored = await deps.log.import_records(records)
+    if deps.log.scenarios.find(scenario) is None:
+        _check_self_contained(records)
+        await ensure_scenario(request, scenario)
+    stored = sum(await deps.log.import_batch(records))
     if stored and deps.learning is not None:
         deps.learning.wake(scenario)
     return stored
+
+
+def _check_self_contained(records: Sequence[Record]) -> None:
+    """What a new scenario is given must cite only itself; checked here so that a refused batch makes no scenario."""
+    seen = set()
+    for record in records:
+        if isinstance(record, Report):
+            for reference in record.references:
+                if reference not in seen:
+                    raise InvalidReference(f"there is no inference record {reference!r} before the report", reference=reference)
+        elif isinstance(record, Inference):
+            seen.add(record.id)
 
 
 _BASE = "/reef/scenarios/{scenario}"

@@ -119,7 +119,7 @@ async def _scenario(request: web.Request, deps: Deps, references: Sequence[Recor
     if references:
         # An unknown scenario holds no receipts: refused without creating it.
         assert named is not None
-        if deps.log.scenarios.get(named) is None:
+        if deps.log.scenarios.find(named) is None:
             raise InvalidReference(f"no record {references[0]!r} in scenario {named!r}", reference=references[0])
         return named
     name = named or deps.settings.default_scenario
@@ -130,14 +130,15 @@ async def _scenario(request: web.Request, deps: Deps, references: Sequence[Recor
 
 
 def _scenario_of_receipts(deps: Deps, references: Sequence[RecordId], bound: str | None) -> str:
-    found = {record.id: record.scenario for record in deps.log.references(references)}
+    first: str | None = None
     for reference in references:
-        if reference not in found or (bound is not None and found[reference] != bound):
+        found = deps.log.scenario_of(reference)
+        if found is None or (bound is not None and found != bound):
             raise InvalidReference(f"there is no inference record {reference!r}", reference=reference)
-    first = found[references[0]]
-    for reference in references:
-        if found[reference] != first:
+        if first is not None and found != first:
             raise InvalidReference(f"the receipt {reference!r} belongs to another scenario than the first", reference=reference)
+        first = found
+    assert first is not None, "the caller has references"
     return first
 
 

@@ -1,0 +1,226 @@
+"""Small collaborators of the gateway for tests: a backend that answers without a model, publishing without an engine, learning
+without a worker. The experience log and the release service are the real ones."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, AsyncIterator
+
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from reef_cli.config.schema import ReefSettings
+from reef_cli.core.errors import ReleaseNotServable
+from reef_cli.core.ids import ReleaseId
+from reef_cli.core.types import Artifact, Draft, Inference, Operation, Release, Surface
+from reef_cli.experience.log import ExperienceLog
+from reef_cli.gateway.app import build_app
+from reef_cli.gateway.auth import TokenBook
+from reef_cli.gateway.call import Call
+from reef_cli.gateway.deps import Deps, GatewayOptions
+from reef_cli.releases.service import ReleaseService
+from reef_cli.telemetry.metrics import Metrics
+
+TOKEN = "the-token-of-the-tests"
+AUTH = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class FakeBackend:
+    """Answers `ok` and records it. `gate` holds answers back; `error` is raised instead of answering; `calls` counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.gate: asyncio.Event | None = None
+        self.error: Exception | None = None
+        self.sessions: list[str | None] = []
+
+    async def serve(self, call: Call) -> web.StreamResponse:
+        self.calls += 1
+        self.sessions.append(call.context.session)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        context = call.context
+        if context.capture:
+            await call.deps.log.append(
+                Inference(
+                    id=context.receipt,
+                    scenario=context.scenario,
+                    created_at=call.created_at,
+                    dialect=call.dialect,
+                    model=call.model,
+                    request=call.raw,
+                    messages=list(call.body.get("messages", [])),
+                    response={"role": "assistant", "content": "ok"},
+                    finish="stop",
+                    release_id=ReleaseId(call.release.release_id),
+                    session=context.session,
+                    tags=dict(context.tags),
+                )
+            )
+        context.waited(0.001)
+        return web.json_response({"id": context.receipt, "choices": []}, headers=call.headers())
+
+    async def count_tokens(self, request: web.Request, raw: bytes, body: Mapping[str, Any]) -> web.StreamResponse:
+        return web.json_response({"input_tokens": len(raw)})
+
+    async def models(self) -> Sequence[str]:
+        return ["tiny"]
+
+    async def close(self) -> None:
+        pass
+
+
+class FakePublishing:
+    """The port over the real chain, with an engine that loads everything at once."""
+
+    def __init__(self, releases: ReleaseService, base: Artifact) -> None:
+        self._releases = releases
+        self._base = base
+        self.broken: Exception | None = None
+
+    def open(self, scenario: str) -> Release:
+        self._releases.create(scenario, self._base)
+        return self.served(scenario)
+
+    def served(self, scenario: str) -> Release:
+        head = self._releases.head(scenario)
+        assert head is not None
+        return head
+
+    async def publish(self, scenario: str, draft: Draft, expected_head: ReleaseId) -> Release:
+        return await asyncio.to_thread(self._releases.publish, scenario, draft, expected_head)
+
+    async def hold(self, scenario: str, draft: Draft, expected_head: ReleaseId) -> Release:
+        return await asyncio.to_thread(self._releases.hold, scenario, draft, expected_head)
+
+    async def promote(self, scenario: str, release_id: ReleaseId, expected_head: ReleaseId | None, author: str) -> Release:
+        if self.broken is not None:
+            raise self.broken
+        return await asyncio.to_thread(self._releases.promote, scenario, release_id, expected_head, author)
+
+    async def rollback(
+        self, scenario: str, release_id: ReleaseId | None, expected_head: ReleaseId | None, author: str
+    ) -> Release:
+        return await asyncio.to_thread(self._releases.rollback, scenario, release_id, expected_head, author)
+
+    async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:
+        if pin is None:
+            return await asyncio.to_thread(self.open, scenario)
+        release = await asyncio.to_thread(self._releases.get, scenario, pin)
+        if release.pending:
+            raise ReleaseNotServable(f"{pin} is held and not loaded")
+        return release
+
+
+class FakeLearning:
+    """Remembers who was woken; judges every receipt as told."""
+
+    def __init__(self) -> None:
+        self.woken: list[str] = []
+        self.reason = "eligible"
+
+    def wake(self, scenario: str) -> None:
+        self.woken.append(scenario)
+
+    def state(self, scenario: str) -> Mapping[str, Any]:
+        return {"state": "collecting", "done": 1, "total": 4, "last_outcome": None}
+
+    def eligibility(self, scenario: str, report_id: str) -> Mapping[str, str]:
+        reason = self.reason
+
+        class Same(dict[str, str]):
+            def get(self, key: str, default: Any = None) -> Any:
+                return reason
+
+        return Same()
+
+
+class House:
+    """One gateway with its collaborators, on a real socket."""
+
+    def __init__(self, home: Path, settings: ReefSettings, options: GatewayOptions, **more: Any) -> None:
+        self.log = ExperienceLog.open(home / "experience.db")
+        self.releases = ReleaseService(home)
+        model = home / "model"
+        model.mkdir()
+        (model / "config.json").write_text('{"model_type": "llama"}')
+        (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        self.base = self.releases.base_artifact(model)
+        self.publishing = FakePublishing(self.releases, self.base)
+        self.backend = FakeBackend()
+        self.learning = FakeLearning()
+        self.tokens = TokenBook([TOKEN])
+        self.metrics = Metrics()
+        self.home = home
+        facts: dict[str, Any] = {
+            "settings": settings,
+            "engine_kind": "embedded",
+            "model": "tiny",
+            "log": self.log,
+            "releases": self.releases,
+            "publishing": self.publishing,
+            "backend": self.backend,
+            "tokens": self.tokens,
+            "metrics": self.metrics,
+            "learning": self.learning,
+            "options": options,
+            "create_scenario": self.create,
+        }
+        self.deps = Deps(**{**facts, **more})
+        self.client: TestClient[Any, Any]
+
+    async def create(self, name: str) -> None:
+        await self.log.scenarios.ensure(name, None, mode=self.deps.settings.training_mode)
+        await asyncio.to_thread(self.publishing.open, name)
+
+    async def get(self, path: str, **more: Any) -> Any:
+        """The JSON of a successful GET."""
+        async with self.client.get(path, headers=AUTH, **more) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.json()
+
+    async def send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+        """Status and JSON of any request with the token."""
+        content = {"data": body} if isinstance(body, bytes) else {"json": body} if body is not None else {}
+        async with self.client.request(method, path, headers={**AUTH, **(headers or {})}, **content) as answer:
+            return answer.status, await answer.json()
+
+    async def chat(self, scenario: str = "s1", text: str = "hi", **headers: str) -> str:
+        """One exchange; its receipt."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+        async with self.client.post(
+            "/v1/chat/completions", json=body, headers={**AUTH, "x-reef-scenario": scenario, **headers}
+        ) as answer:
+            assert answer.status == 200, await answer.text()
+            return answer.headers["x-reef-agent-record-id"]
+
+    def records(self, scenario: str = "s1") -> int:
+        return self.log.counts(scenario)["records"] if self.log.scenarios.find(scenario) else 0
+
+    def lora(self, text: str) -> Artifact:
+        """A small artifact of its own content."""
+        folder = self.home / f"artifact-{text}"
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text(f'{{"note": "{text}"}}')
+        (folder / "adapter_model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        return self.releases.store(folder, "lora")
+
+    def draft(self, text: str) -> Draft:
+        return Draft(self.lora(text).content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, "test", {"text": text})
+
+
+@asynccontextmanager
+async def house(
+    home: Path, settings: ReefSettings | None = None, options: GatewayOptions | None = None, **more: Any
+) -> AsyncIterator[House]:
+    """A running gateway; everything is closed afterwards."""
+    chosen = replace(settings or ReefSettings(), home=str(home))
+    made = House(home, chosen, options or GatewayOptions(keep_alive_s=0.2), **more)
+    async with TestClient(TestServer(build_app(made.deps))) as client:
+        made.client = client
+        yield made
+    await asyncio.to_thread(made.log.close)
