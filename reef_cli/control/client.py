@@ -81,7 +81,8 @@ class Client:
     def events(self, cursor: str | None = None, *, timeout_s: float = 45.0) -> Iterator[Event]:
         """Events of `/reef/events` after `cursor`, on a connection of their own, until the server ends the stream.
 
-        The server sends keep-alives; a silence of `timeout_s` raises `UnavailableError`. Reconnecting is the caller's choice.
+        The first event is `open`, without data: the stream stands. The server sends keep-alives; a silence of `timeout_s`
+        raises `UnavailableError`. Reconnecting is the caller's choice.
         """
         connection = self._streaming = self._open(timeout_s)
         headers = {**self._headers(None), "Accept": "text/event-stream"} | ({"Last-Event-ID": cursor} if cursor else {})
@@ -91,6 +92,7 @@ class Client:
                 response = connection.getresponse()
                 if response.status != 200:
                     raise error_of(response.status, response.read())
+                yield Event("open", "", None)
                 yield from parse_events(response)
             finally:
                 self._streaming = None

@@ -104,12 +104,9 @@ def scenario_rows(status: Mapping[str, Any]) -> tuple[ScenarioRow, ...]:
 def server_line(status: Mapping[str, Any], url: str) -> str:
     """Version, address, engine and readiness, for the top line."""
     engine = _mapping(status.get("engine"))
-    parts = [
-        f"reef {status.get('version', '?')}",
-        url,
-        " ".join(filter(None, [_text(engine.get("kind")), _text(engine.get("model"))])),
-    ]
-    parts.append(_text(engine.get("state")) or ("ready" if status.get("ready", True) else _text(status.get("not_ready"))))
+    kind = " ".join(filter(None, (_text(engine.get("kind")), _text(engine.get("model")))))
+    state = _text(engine.get("state")) or ("ready" if status.get("ready", True) else _text(status.get("not_ready")))
+    parts = [f"reef {status.get('version', '?')}", url, kind, state]
     if status.get("draining"):
         parts.append("draining")
     uptime = _number(status.get("uptime_s"))

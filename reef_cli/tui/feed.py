@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from reef_cli.control.client import Client, segment
-from reef_cli.core.errors import AuthError, NotFoundError, ReefError
-from reef_cli.tui.facts import RecordRow, Snapshot, record_rows, release_rows, scenario_rows, server_line
+from reef_cli.core.errors import AuthError, NotFoundError, ReefError, UsageError
+from reef_cli.tui.facts import RecordRow, ScenarioRow, Snapshot, record_rows, release_rows, scenario_rows, server_line
 
 REFRESH_S = 0.25
 IDLE_S = 2.0
@@ -118,11 +118,10 @@ class Feed:
         self._last = new
         return new
 
-    def _moved(self, scenarios: tuple[object, ...], selected: str) -> frozenset[str]:
+    def _moved(self, scenarios: tuple[ScenarioRow, ...], selected: str) -> frozenset[str]:
         """A head that differs from the chain we know means that the chain must be read again."""
         known = self._last.head()
-        row = next((row for row in scenarios if getattr(row, "name", None) == selected), None)
-        head = getattr(row, "head", None)
+        head = next((row.head for row in scenarios if row.name == selected), None)
         return frozenset({"release"}) if known is None or known.release_id != head else frozenset()
 
     def _details(self, snapshot: Snapshot, selected: str, wanted: frozenset[str]) -> Snapshot:
@@ -149,11 +148,13 @@ class Feed:
                 for event in self._listener.events(cursor):
                     self._live = True
                     cursor = event.cursor or cursor
-                    self.poke(event.kind if event.kind in _ALL else "job")
+                    self.poke(*({event.kind} & _ALL or _ALL))
                     if self._stopped.is_set():
                         return
+            except UsageError:
+                cursor = None  # another database behind the same address: its events begin anew
             except ReefError:
-                cursor = None  # a damaged or foreign cursor must not lock us out; the fetcher reads all anew
+                pass  # the fetcher says what is wrong
             self._live = False
             self._stopped.wait(1.0)
 

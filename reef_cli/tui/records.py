@@ -15,7 +15,7 @@ _STYLES = {"report": "cyan", "train": "magenta"}
 class RecordsTable(RowsTable):
     """One row per record."""
 
-    COLUMNS = (("seq", 6), ("at", 8), ("kind", 9), ("score", 6), ("text", None))
+    COLUMNS = (("seq", 6), ("at", 9), ("kind", 10), ("score", 6), ("text", 14))
 
     def __init__(self) -> None:
         super().__init__(id="records")

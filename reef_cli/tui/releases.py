@@ -12,7 +12,7 @@ from reef_cli.tui.rows_table import RowsTable
 class ReleasesTable(RowsTable):
     """One row per release with its evidence."""
 
-    COLUMNS = (("", 1), ("release", 12), ("operation", 9), ("at", 8), ("evidence", None))
+    COLUMNS = (("", 2), ("release", 13), ("operation", 10), ("at", 6), ("evidence", 14))
 
     def __init__(self) -> None:
         super().__init__(id="releases")
@@ -30,6 +30,6 @@ class ReleasesTable(RowsTable):
 
 def _cells(row: ReleaseRow) -> tuple[Text, ...]:
     style = "bold green" if row.current else "yellow" if row.pending else "" if row.restorable else "dim"
-    at = time.strftime("%H:%M:%S", time.localtime(row.recorded_at)) if row.recorded_at else ""
+    at = time.strftime("%H:%M", time.localtime(row.recorded_at)) if row.recorded_at else ""
     texts = (row.mark, row.release_id, row.operation, at, row.evidence or ("gated" if row.gated else ""))
     return tuple(Text(text, style=style, no_wrap=True, overflow="ellipsis") for text in texts)

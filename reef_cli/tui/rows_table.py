@@ -5,23 +5,38 @@ rows. Cells are Rich texts, never markup, so that nothing in them is interpreted
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rich.text import Text
+from textual import events
 from textual.widgets import DataTable
 
 
 class RowsTable(DataTable[Text]):
     """Rows with keys under fixed columns."""
 
-    COLUMNS: tuple[tuple[str, int | None], ...] = ()
+    COLUMNS: ClassVar[tuple[tuple[str, int], ...]] = ()
+    """Label and width of each column, the gap to the next included; the last one takes what is left, and at least its width."""
 
     def __init__(self, *, id: str) -> None:
-        super().__init__(id=id, cursor_type="row", zebra_stripes=False)
+        super().__init__(id=id, cursor_type="row", cell_padding=0)
         self._shown: list[tuple[str, tuple[Text, ...]]] = []
 
     def on_mount(self) -> None:
         for label, width in self.COLUMNS:
             self.add_column(label, width=width)
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Give the last column the rest of the width, so that long texts end in an ellipsis."""
+        if not self.COLUMNS:
+            return
+        fixed = sum(width for _, width in self.COLUMNS[:-1])
+        last = self.ordered_columns[-1]
+        width = max(self.COLUMNS[-1][1], self.scrollable_content_region.width - fixed)
+        if width != last.width:
+            last.width = width
+            shown, self._shown = self._shown, []
+            self.show_rows(shown)
 
     @property
     def current_key(self) -> str | None:
