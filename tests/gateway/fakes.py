@@ -2,6 +2,7 @@
 without a worker. The experience log and the release service are the real ones."""
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -201,16 +202,17 @@ class House:
     def records(self, scenario: str = "s1") -> int:
         return self.log.counts(scenario)["records"] if self.log.scenarios.find(scenario) else 0
 
-    def lora(self, text: str) -> Artifact:
-        """A small artifact of its own content."""
+    def draft(self, text: str) -> Draft:
+        """A draft over a LoRA adapter of two numbers, with content of its own."""
         folder = self.home / f"artifact-{text}"
         folder.mkdir(exist_ok=True)
-        (folder / "adapter_config.json").write_text(f'{{"note": "{text}"}}')
-        (folder / "adapter_model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-        return self.releases.store(folder, "lora")
-
-    def draft(self, text: str) -> Draft:
-        return Draft(self.lora(text).content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, "test", {"text": text})
+        names = ("base_model.model.layers.0.q_proj.lora_A.weight", "base_model.model.layers.0.q_proj.lora_B.weight")
+        tensors = {name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * at, 4 * at + 4]} for at, name in enumerate(names)}
+        header = json.dumps(tensors).encode()
+        (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 2, "note": text}))
+        artifact = self.releases.store(folder, "lora")
+        return Draft(artifact.content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, "test", {"text": text})
 
 
 @asynccontextmanager

@@ -11,19 +11,25 @@ from reef_cli.core.errors import BodyTooLarge, InvalidRequest, UsageError
 from reef_cli.gateway import bodies
 
 
-@pytest.mark.parametrize("raw", [b'{"s": NaN}', b'{"s": -Infinity}', b'{"s": Infinity}', b'{"s": 1e999}', b'{"s": -1e999}', b"[nan]"])
+@pytest.mark.parametrize(
+    "raw", [b'{"s": NaN}', b'{"s": -Infinity}', b'{"s": Infinity}', b'{"s": 1e999}', b'{"s": -1e999}', b"[nan]"]
+)
 def test_numbers_must_be_finite(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match="finite"):
         bodies.parse_json(raw)
 
 
-@pytest.mark.parametrize("raw", [b"", b"  ", b'{"a": [', b"{'a': 1}", b'"\\ud800"', b"\xff", b"[" * 5000, b"\xef\xbb\xbf{}", b"{}{}"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"  ", b'{"a": [', b"{'a': 1}", b'"\\ud800"', b"\xff", b"[" * 5000, b"\xef\xbb\xbf{}", b"{}{}"]
+)
 def test_broken_json(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         bodies.parse_json(raw)
 
 
-@pytest.mark.parametrize(("raw", "kind"), [(b"[]", "array"), (b"null", "null"), (b"true", "boolean"), (b"1", "number"), (b'"x"', "string")])
+@pytest.mark.parametrize(
+    ("raw", "kind"), [(b"[]", "array"), (b"null", "null"), (b"true", "boolean"), (b"1", "number"), (b'"x"', "string")]
+)
 def test_the_body_must_be_an_object(raw: bytes, kind: str) -> None:
     with pytest.raises(InvalidRequest, match="must be a JSON object") as caught:
         bodies.parse_object(raw)

@@ -31,7 +31,9 @@ def concrete(path: str) -> str:
 ROUTES = [(method, concrete(path)) for method, path, _ in all_routes()]
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": ""}, {"Authorization": "Basic x"}, {"Authorization": f"Bearer {TOKEN}x"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": ""}, {"Authorization": "Basic x"}, {"Authorization": f"Bearer {TOKEN}x"}]
+)
 async def test_every_route_but_the_probes_needs_a_token(reef: House, headers: dict[str, str]) -> None:
     for method, path in ROUTES:
         async with reef.client.request(method, f"{path}?token={TOKEN}", headers=headers) as answer:
@@ -101,7 +103,14 @@ async def test_unknown_paths_and_methods(reef: House, method: str, path: str, he
 
 
 @pytest.mark.parametrize(
-    "path", ["//v1/chat/completions", "/v1//chat/completions", "/v1/chat//completions", "//v1//chat//completions", "/s/s1//v1/chat/completions"]
+    "path",
+    [
+        "//v1/chat/completions",
+        "/v1//chat/completions",
+        "/v1/chat//completions",
+        "//v1//chat//completions",
+        "/s/s1//v1/chat/completions",
+    ],
 )
 async def test_doubled_slashes(reef: House, path: str) -> None:
     url = f"http://{reef.client.host}:{reef.client.port}{path}"
@@ -143,7 +152,11 @@ async def test_bad_inference_bodies_change_nothing(reef: House, path: str, body:
 
 async def test_missing_and_blank_scenario(tmp_path: Path) -> None:
     async with house(tmp_path, ReefSettings(default_scenario=None)) as reef:
-        for path, body in (("/v1/chat/completions", CHAT), ("/reef/report", {"score": 1, "references": []}), ("/reef/train", {"text": "x"})):
+        for path, body in (
+            ("/v1/chat/completions", CHAT),
+            ("/reef/report", {"score": 1, "references": []}),
+            ("/reef/train", {"text": "x"}),
+        ):
             for headers in ({}, {"x-reef-scenario": "  "}, {"x-reef-scenario": ""}):
                 status, answer = await reef.send("POST", path, body, headers)
                 assert status == 400, (path, headers)
@@ -180,7 +193,10 @@ async def test_sessions_tags_capture_and_pins(reef: House) -> None:
     record: Any = reef.log.get("s1", receipt)
     assert record.tags == {"client": "me", "session": "sess"}
     assert record.session == "sess"
-    body = CHAT | {"metadata": {"user_id": json.dumps({"device_id": "d", "session_id": "from-user"})}, "prompt_cache_key": "pck"}
+    body = CHAT | {
+        "metadata": {"user_id": json.dumps({"device_id": "d", "session_id": "from-user"})},
+        "prompt_cache_key": "pck",
+    }
     await reef.send("POST", "/v1/chat/completions", body)
     await reef.send("POST", "/v1/chat/completions", body, {"session_id": "hdr"})
     await reef.send("POST", "/v1/chat/completions", body | {"metadata": {"user_id": "user_x_account__session_abc"}})

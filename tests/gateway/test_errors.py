@@ -12,7 +12,9 @@ from reef_cli.gateway import errors
 FORBIDDEN = re.compile(
     r"server error|internal error|timeout|overloaded|rate limit|connection error|billing|429|500|502|503|504|524", re.IGNORECASE
 )
-TRANSIENT = re.compile(r"server error|internal error|timeout|overloaded|rate limit|connection error|try again|retry", re.IGNORECASE)
+TRANSIENT = re.compile(
+    r"server error|internal error|timeout|overloaded|rate limit|connection error|try again|retry", re.IGNORECASE
+)
 LEAVES = core.leaves()
 
 

@@ -91,7 +91,9 @@ def test_credential_shapes(text: str) -> None:
     assert text not in masked
 
 
-@pytest.mark.parametrize("text", ["a plain sentence", "12 tokens: 5 read, 7 written", "sk-short", "the bearer of news", "r3-0a1b2c3d"])
+@pytest.mark.parametrize(
+    "text", ["a plain sentence", "12 tokens: 5 read, 7 written", "sk-short", "the bearer of news", "r3-0a1b2c3d"]
+)
 def test_ordinary_text_is_left_alone(text: str) -> None:
     assert mask(text) == text
 
