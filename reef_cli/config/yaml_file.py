@@ -15,7 +15,8 @@ import yaml
 from reef_cli.config.sources import Entry, Leaves
 from reef_cli.core.errors import ConfigError, UsageError
 
-_MERGE = "tag:yaml.org,2002:merge"
+_MERGE, _NULL = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:null"
+_COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MOST_NODES = 10_000
 
 
@@ -65,10 +66,10 @@ def read_scalar(text: str) -> Any:
 
 def parse_yaml(text: str, name: str) -> Document:
     """The document in `text`; `name` is how errors and origins call it."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
-        if root is None:
+        if root is None or (isinstance(root, yaml.ScalarNode) and root.tag == _NULL):
             return Document({}, {})
         return _document(_Walk(loader, name), root)
     except yaml.MarkedYAMLError as error:
@@ -78,8 +79,6 @@ def parse_yaml(text: str, name: str) -> Document:
         raise ConfigError(f"{where} is not valid YAML", why=why, hint="check indentation and quotes there") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} is not valid YAML", why=" ".join(str(error).split())) from error
-    finally:
-        loader.dispose()
 
 
 def _document(walk: "_Walk", root: yaml.Node) -> Document:
@@ -91,7 +90,7 @@ def _document(walk: "_Walk", root: yaml.Node) -> Document:
         )
     leaves: Leaves = {}
     sections: dict[str, str] = {}
-    for section, node in walk.pairs(root):
+    for section, node in walk.guarded(root):
         sections[section] = walk.where(node)
         if isinstance(node, yaml.ScalarNode) and walk.scalar(node) is None:
             continue
@@ -139,12 +138,13 @@ class _Walk:
 
     def _merge(self, value: yaml.Node) -> dict[str, yaml.Node]:
         if isinstance(value, yaml.MappingNode):
-            return dict(self._guarded(value))
+            return dict(self.guarded(value))
         if isinstance(value, yaml.SequenceNode):
             return {key: node for part in reversed(value.value) for key, node in self._merge(part).items()}
         raise ConfigError(f"{self.where(value)}: `<<` takes a mapping")
 
-    def _guarded(self, node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
+    def guarded(self, node: yaml.MappingNode) -> list[tuple[str, yaml.Node]]:
+        """`pairs` of a mapping that is entered here."""
         self._enter(node)
         try:
             return self.pairs(node)
@@ -182,6 +182,8 @@ class _Walk:
     def _enter(self, node: yaml.Node) -> None:
         if id(node) in self._open:
             raise ConfigError(f"{self.where(node)}: an alias contains itself")
+        if node.tag not in _COLLECTIONS:
+            raise ConfigError(f"{self.where(node)}: the tag {node.tag} is not understood", hint="leave the tag out")
         self._visits += 1
         if self._visits > _MOST_NODES:
             raise ConfigError(f"{self.where(node)}: aliases expand to more than {_MOST_NODES} nodes")
