@@ -216,6 +216,12 @@ class JobOut(ConflictError):
     code = "job_out"
 
 
+class JobCancelled(ConflictError):
+    """The job was cancelled by a person."""
+
+    code = "job_cancelled"
+
+
 class ReleaseNotServable(ConflictError):
     """The pinned release exists but cannot be served by this deployment."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from reef_cli.core.clock import Clock
-from reef_cli.core.errors import JobNotFound, JobOut, ReefError
+from reef_cli.core.errors import JobCancelled, JobOut, ReefError
 from reef_cli.core.ids import ReleaseId, new_release_id
 from reef_cli.core.ports import Publishing
 from reef_cli.core.types import Cadence, Operation, Release, Report
@@ -124,14 +124,17 @@ class LearningWorker:
         self._start(job)
         return job
 
-    async def cancel(self, scenario: str, job_id: str) -> None:
-        """Stop a running job; its samples return to the queue. Raises `JobNotFound`."""
+    async def cancel(self, scenario: str, job_id: str) -> bool:
+        """Stop a running job; its samples return to the queue. False when it had already ended. Raises `JobNotFound`."""
+        with self._log.read() as connection:
+            job = jobs.get(connection, job_id)
         task = self._running.get(scenario)
-        if task is None or self._jobs.get(scenario) != job_id:
-            raise JobNotFound(f"Job {job_id} is not running.")
+        if not job.open or task is None or self._jobs.get(scenario) != job_id:
+            return False
         task.cancel()
         await asyncio.wait([task])
-        await self._runner.fail(job_id, ReefError("cancelled"))
+        await self._runner.fail(job_id, JobCancelled("a person cancelled it"))
+        return True
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,11 @@
-"""Answers for evaluations and judges: the model's template around the engine, outside the record."""
+"""Answers for evaluations and judges, outside the record: from a local engine, or from an upstream provider."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import aiohttp
+
+from reef_cli.core.errors import UnsupportedField, UpstreamError
 from reef_cli.core.ports import Answer, ChatTemplate, GenerateRequest, Generation, Sampling
 from reef_cli.core.types import Release
 
@@ -18,3 +21,42 @@ class ModelAnswering:
         request = GenerateRequest(input_ids=self._chat.render(messages), sampling=sampling, release=release)
         completion = await self._generation.generate(request)
         return Answer(completion.text, len(completion.output_ids), completion.finish, completion)
+
+
+class UpstreamAnswering:
+    """Implements the port `Answering` over a provider that speaks chat completions."""
+
+    def __init__(self, url: str, model: str, key: str | None, session: Callable[[], aiohttp.ClientSession]) -> None:
+        self._url = f"{url.rstrip('/')}/chat/completions"
+        self._model = model
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session = session
+
+    async def answer(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, release: Release | None) -> Answer:  # noqa: ARG002 - an upstream has one model
+        body: dict[str, Any] = {"model": self._model, "messages": list(messages), "temperature": sampling.temperature}
+        if sampling.max_new_tokens is not None:
+            body["max_tokens"] = sampling.max_new_tokens
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if sampling.logit_bias:
+            raise UnsupportedField("logit_bias has no meaning for an upstream evaluation.")
+        try:
+            async with self._session().post(
+                self._url, json=body, headers={**self._headers, "Accept-Encoding": "identity"}
+            ) as response:
+                text = await response.text()
+                if response.status >= 400:
+                    raise UpstreamError(f"The provider answered {response.status}.", why=text[:200])
+                return _answer(await response.json(content_type=None))
+        except aiohttp.ClientError as error:
+            raise UpstreamError("The connection to the provider failed.", why=str(error)) from error
+
+
+def _answer(body: Any) -> Answer:
+    try:
+        choice = body["choices"][0]
+        text = choice["message"].get("content") or ""
+        tokens = int((body.get("usage") or {}).get("completion_tokens", 0))
+        return Answer(text, tokens, str(choice.get("finish_reason") or "stop"))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UpstreamError("The provider's answer has no choices.", hint="Is engine.api right for this provider?") from error

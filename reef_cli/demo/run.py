@@ -1,0 +1,192 @@
+"""The demo from start to table: measure, learn, measure, roll back, measure."""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from reef_cli.control.client import Client
+from reef_cli.core.errors import RecipeNotFound
+from reef_cli.demo.server import Server
+from reef_cli.demo.show import Show, table
+from reef_cli.demo.user import Style, User
+from reef_cli.evaluation.suite import Suite
+
+SCENARIO = "demo"
+STEPS = 24
+"""Published steps after which the demo stops; SmolLM2-135M-Instruct is clearly better by then (recipes/sao/README.md)."""
+
+
+class Options(Protocol):
+    """What a person may choose; None leaves it to the demo."""
+
+    @property
+    def json(self) -> bool: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def home(self) -> Path | None: ...
+    @property
+    def keep(self) -> bool: ...
+    @property
+    def seed(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A held-out score, the release that gave it, and its answers by item (greedy)."""
+
+    score: float
+    interval: tuple[float, float]
+    release_id: str
+    answers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `--json` prints. `samples` has one question with its answer before, after and after the rollback."""
+
+    before: float
+    after: float
+    rolled_back: float
+    release_before: str
+    release_after: str
+    steps: int
+    seconds: float
+    samples: Mapping[str, str]
+    release_rolled_back: str = ""
+    same_answers_after_rollback: bool = False
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rewards: list[float] = field(default_factory=list)
+    asked: int = 0
+
+
+def run(options: Options) -> int:
+    """Show the demo; 0 when the model got better and the rollback restored its earlier answers."""
+    show = Show(quiet=options.json)
+    home = options.home or Path(tempfile.mkdtemp(prefix="reef-demo-"))
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        result = play(home, show, steps=options.steps or STEPS, model=options.model, seed=options.seed or 0)
+    finally:
+        show.close()
+        if options.home is None and not options.keep:
+            shutil.rmtree(home, ignore_errors=True)
+    if options.json:
+        print(json.dumps(asdict(result)))
+    else:
+        table(result)
+        if options.home or options.keep:
+            print(f"The home is kept: reef serve --reef.home {home}", file=sys.stderr)
+    return 0 if result.after > result.before and result.same_answers_after_rollback else 1
+
+
+def play(
+    home: Path, show: Show, *, steps: int, model: str | None = None, seed: int = 0, overrides: Mapping[str, str] | None = None
+) -> Result:
+    """Run the whole story once in `home`. `overrides` are further settings of the server."""
+    example = example_folder()
+    started = time.monotonic()
+    flags = {**({"engine.model": model} if model else {}), **(overrides or {})}
+    show.phase("starting the server, the engine and the model")
+    server = Server(home, example / "demo.yaml", flags)
+    try:
+        client = server.wait_ready(300.0, show.phase)
+        before = _measure(client, show, "before learning")
+        user = User(
+            SCENARIO, Suite.load(example / "suite.jsonl").select("development").items, Style(8, 40, 1.0, 32), server.clone, seed
+        )
+        done, rewards = _learn(client, user, show, steps)
+        after = _measure(client, show, "after learning")
+        show.phase(f"rolling back to {before.release_id}")
+        client.post(f"/reef/scenarios/{SCENARIO}/rollback", {"release_id": before.release_id})
+        back = _measure(client, show, "after the rollback")
+    finally:
+        server.stop()
+    return _result(before, after, back, done, rewards, user.asked, time.monotonic() - started)
+
+
+def example_folder() -> Path:
+    """The SAO recipe's example, in a checkout and in an installed wheel alike."""
+    import recipes
+
+    for root in recipes.__path__:
+        folder = Path(root) / "sao" / "examples" / "sao"
+        if (folder / "demo.yaml").is_file():
+            return folder
+    raise RecipeNotFound("The SAO recipe's example is missing.", hint="Reinstall Reef.")
+
+
+def _learn(client: Client, user: User, show: Show, steps: int) -> tuple[int, list[float]]:
+    """Let the user talk until enough steps were released, then wait for the run's final gate."""
+    user.start()
+    first = _scenario(client)["head"]["step"]
+    try:
+        while True:
+            state = _scenario(client)
+            user.waiting = int(state["counts"].get("queued", 0))
+            done = int(state["head"]["step"]) - first
+            show.learning(done, steps, state, user.recent)
+            if user.fault is not None:
+                raise user.fault
+            if done >= steps:
+                break
+            time.sleep(0.5)
+    finally:
+        user.stop()
+    client.post(f"/reef/scenarios/{SCENARIO}/pause")
+    _quiet(client, show)
+    return done, [float(value) for value in _scenario(client).get("rewards", [])]
+
+
+def _quiet(client: Client, show: Show) -> None:
+    """Wait until no job runs."""
+    while (state := _scenario(client))["job"] is not None:
+        show.phase(f"finishing the last job: {state['phase']}")
+        time.sleep(0.5)
+
+
+def _scenario(client: Client) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = client.get("/reef/status")["scenarios"]
+    return next(row for row in rows if (row.get("scenario") or row.get("name")) == SCENARIO)
+
+
+def _measure(client: Client, show: Show, when: str) -> Measured:
+    show.phase(f"measuring held-out answers {when}")
+    head = _scenario(client)["head"]["release_id"]
+    report = client.post(f"/reef/scenarios/{SCENARIO}/evaluate", {"release_id": head}, timeout_s=600.0)
+    answers = {row["item"]: row["text"] for row in report["rows"]}
+    low, high = report["interval"]
+    measured = Measured(float(report["score"]), (float(low), float(high)), str(report["release_id"]), answers)
+    show.measured(when, measured.score, measured.release_id)
+    return measured
+
+
+def _result(
+    before: Measured, after: Measured, back: Measured, steps: int, rewards: list[float], asked: int, seconds: float
+) -> Result:
+    changed = [item for item in before.answers if before.answers[item] != after.answers.get(item)]
+    item = changed[0] if changed else next(iter(before.answers))
+    samples = {"item": item, "before": before.answers[item], "after": after.answers[item], "rolled_back": back.answers[item]}
+    return Result(
+        before=before.score,
+        after=after.score,
+        rolled_back=back.score,
+        release_before=before.release_id,
+        release_after=after.release_id,
+        release_rolled_back=back.release_id,
+        steps=steps,
+        seconds=round(seconds, 1),
+        samples=samples,
+        same_answers_after_rollback=before.answers == back.answers,
+        intervals={"before": before.interval, "after": after.interval, "rolled_back": back.interval},
+        rewards=rewards,
+        asked=asked,
+    )

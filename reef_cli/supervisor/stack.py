@@ -1,0 +1,349 @@
+"""Everything that runs in one `reef serve`, started in order and stopped in reverse.
+
+The gateway listens first, so that health checks answer at once; readiness waits for the engine, the heads of all scenarios
+and the jobs a crash left open. A part that fails to start takes down what was started before it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from reef_cli import __version__
+from reef_cli.config.load import Loaded
+from reef_cli.core.clock import SystemClock
+from reef_cli.core.errors import ConfigError, MissingDependency, ReefError
+from reef_cli.core.ids import new_id
+from reef_cli.core.ports import Answering
+from reef_cli.core.types import Artifact, Cadence, Surface
+from reef_cli.evaluation.gate import Gate
+from reef_cli.evaluation.suite import Suite
+from reef_cli.experience.log import ExperienceLog
+from reef_cli.gateway import app as gateway_app
+from reef_cli.gateway.auth import TokenBook
+from reef_cli.gateway.backends import Backend
+from reef_cli.gateway.backends.local import LocalBackend
+from reef_cli.gateway.backends.upstream import UpstreamBackend
+from reef_cli.gateway.deps import Deps, DrainFlag
+from reef_cli.learning.contract import Recipe
+from reef_cli.learning.runner import Policy, Runner
+from reef_cli.learning.worker import LearningWorker, WorkerSettings
+from reef_cli.releases.base import base_artifact, upstream_artifact
+from reef_cli.releases.service import ReleaseService
+from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering
+from reef_cli.supervisor.evaluations import Evaluations
+from reef_cli.supervisor.local import LocalEngine
+from reef_cli.supervisor.publisher import Publisher
+from reef_cli.supervisor.status import Status
+from reef_cli.telemetry.metrics import Metrics
+from reef_cli.trainer.handle import TrainerHandle
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_EVERY_S = 2.0
+"""How often the chains are looked at for heads that other processes moved."""
+
+
+class Stack:
+    """One running deployment. `start` returns when requests can be served."""
+
+    def __init__(self, loaded: Loaded, tokens: TokenBook, metrics: Metrics) -> None:
+        self.loaded = loaded
+        self.settings = loaded.settings
+        self.home = loaded.home
+        self.instance = new_id()
+        self.clock = SystemClock()
+        self.tokens = tokens
+        self.metrics = metrics
+        self.draining = DrainFlag()
+        self.server: gateway_app.Server | None = None
+        self.engine: LocalEngine | None = None
+        self.trainer: TrainerHandle | None = None
+        self.worker: LearningWorker | None = None
+        self.fault: str | None = "the service is starting"
+        self.listening = asyncio.Event()
+        self.drain_timeout_s = 30.0
+        self._drain: asyncio.Task[bool] | None = None
+        self._exits = contextlib.AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Bring everything up. On failure what was started is stopped again and the cause is raised."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        settings = self.settings
+        self.recipe: Recipe | None = self.loaded.make_recipe()
+        self.log = await asyncio.to_thread(self._open_log)
+        self._exits.callback(self.log.close)
+        self.releases = ReleaseService(self.home.root, clock=self.clock, lfs=settings.storage.lfs)
+        local = settings.engine.kind != "upstream"
+        if local:
+            self.engine = LocalEngine(settings.engine, self.home, push_wait_s=settings.reef.push_wait_s, environ=os.environ)
+            await self.engine.prepare()
+            self._exits.push_async_callback(self.engine.stop)
+        base = await asyncio.to_thread(self._base)
+        self.publisher = Publisher(
+            log=self.log,
+            releases=self.releases,
+            base=base,
+            clock=self.clock,
+            serving=self.engine.serving if self.engine else None,
+        )
+        self.evaluations = Evaluations(self._answering(), self.publisher, settings.evaluation, self._suite())
+        if self.recipe is not None:
+            self._build_learning(self.recipe)
+        self.status = Status(self)
+        await self._listen()
+        if self.engine is not None:
+            await self.engine.start()
+            self.engine.on_restart(self.publisher.reload)
+        await self._open_scenarios()
+        if self.worker is not None:
+            await self.worker.recover()
+            self._spawn(self.worker.run(), "learning")
+        self._spawn(self._follow(), "follow")
+        self.fault = None
+
+    async def stop(self) -> None:
+        """Stop in reverse order: no new requests, running ones end, jobs stop where they are, processes end, the log closes."""
+        self.fault = "the service is stopping"
+        if self.server is not None:
+            self._drain = asyncio.create_task(self.server.drain(self.drain_timeout_s))
+            await asyncio.wait({self._drain})
+        if self.worker is not None:
+            await self.worker.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.server is not None:
+            await self.server.close()
+        if self.trainer is not None:
+            await self.trainer.stop()
+        await self._exits.aclose()
+
+    def force(self) -> None:
+        """A second signal: running requests are cut off."""
+        self.drain_timeout_s = 0.0
+        if self._drain is not None:
+            self._drain.cancel()
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _open_log(self) -> ExperienceLog:
+        redact = None
+        if self.settings.reef.redact:
+            redact = _dotted(self.settings.reef.redact)
+        return ExperienceLog.open(
+            self.home.experience, durability=self.settings.reef.durability, redact=redact, clock=self.clock
+        )
+
+    def _base(self) -> Artifact:
+        """What the creation release of every scenario stands for: the model folder, or the name of an upstream model."""
+        if self.engine is not None:
+            return base_artifact(self.engine.model_dir)
+        return upstream_artifact(self.settings.engine.url or "", self.settings.engine.model)
+
+    def _answering(self) -> Answering:
+        engine = self.settings.engine
+        if self.engine is not None:
+            return ModelAnswering(self.engine.serving, self.engine.chat)
+        return UpstreamAnswering(engine.url or "", engine.model, upstream_key(engine), self._session)
+
+    def _session(self) -> aiohttp.ClientSession:
+        """One pooled client for the upstream, closed with the stack."""
+        if not hasattr(self, "_pool"):
+            self._pool = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+            self._exits.push_async_callback(self._pool.close)
+        return self._pool
+
+    def _suite(self) -> Suite | None:
+        source = self.settings.evaluation.suite
+        if source is None:
+            return None
+        path = Path(source)
+        if self.loaded.file is not None and not path.is_absolute() and not path.exists():
+            beside = self.loaded.file.parent / path
+            source = str(beside) if beside.exists() else source
+        return Suite.load(source)
+
+    def _build_learning(self, recipe: Recipe) -> None:
+        settings = self.settings
+        if recipe.surface is not Surface.WEIGHTS:
+            return
+        if self.engine is None:
+            raise ConfigError(
+                f"recipe {recipe.name} trains weights, and an upstream engine has none to train",
+                hint="use engine.kind: embedded or sglang",
+            )
+        if (problem := missing_for_training()) is not None:
+            raise MissingDependency(f"{problem} is needed for training", hint="pip install 'reef-cli[local,train]'")
+        cadence = Cadence(settings.reef.cadence or recipe.cadence)
+        self.trainer = TrainerHandle(
+            settings.trainer,
+            self.engine.model_dir,
+            recipe.program(),
+            self.home.logs / "trainer.log",
+            engine_key=self.engine.admin_key,
+        )
+        gate = Gate(self._answering(), self.evaluations.suite, settings.evaluation, cadence=cadence, clock=self.clock)
+        runner = Runner(
+            log=self.log,
+            releases=self.releases,
+            publishing=self.publisher,
+            training=self.trainer,
+            evaluating=gate,
+            recipe=recipe,
+            policy=Policy(cadence, settings.reef.publish == "review", recipe.settings.gate_every),
+            workspace=self.home.checkpoints,
+            clock=self.clock,
+        )
+        self.worker = LearningWorker(
+            log=self.log,
+            releases=self.releases,
+            publishing=self.publisher,
+            recipe=recipe,
+            runner=runner,
+            cadence=cadence,
+            settings=WorkerSettings(mode=settings.reef.training_mode),
+            clock=self.clock,
+        )
+        self.log.subscribe(self._wake_learning(self.worker))
+
+    def _wake_learning(self, worker: LearningWorker) -> Any:
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop closed while the writer made its last commit
+                loop.call_soon_threadsafe(worker.wake, "")
+
+        return wake
+
+    def _backend(self) -> Backend:
+        engine = self.settings.engine
+        if self.engine is not None:
+            return LocalBackend(
+                self.engine.serving, self.engine.chat, model=engine.model, context_length=self.engine.context_length
+            )
+        if not engine.url:
+            raise ConfigError(
+                "engine.url is missing", why="an upstream engine needs the provider's address", hint="set engine.url"
+            )
+        return UpstreamBackend(engine.url, engine.api, upstream_key(engine), self._session(), model=engine.model or None)
+
+    async def _listen(self) -> None:
+        reef = self.settings.reef
+        backend = self._backend()
+        self._exits.push_async_callback(backend.close)
+        deps = Deps(
+            settings=reef,
+            engine_kind=self.settings.engine.kind,
+            model=self.settings.engine.model,
+            log=self.log,
+            releases=self.releases,
+            publishing=self.publisher,
+            backend=backend,
+            tokens=self.tokens,
+            metrics=self.metrics,
+            learning=self.worker,
+            chat=self.engine.chat if self.engine else None,
+            status=self.status.snapshot,
+            ready=lambda: self.fault,
+            clock=self.clock,
+            draining=self.draining,
+            recipe_name=self.recipe.name if self.recipe else None,
+            home=self.home.root,
+            create_scenario=self.create_scenario,
+            delete_scenario=self.delete_scenario,
+            evaluate=self.evaluations.evaluate,
+            cancel_job=self._cancel,
+        )
+        self.server = await gateway_app.serve(gateway_app.build_app(deps), reef.host, reef.port)
+        self.listening.set()
+
+    # -- scenarios -----------------------------------------------------------------------------------------------------
+
+    async def create_scenario(self, scenario: str) -> None:
+        """Registry row, creation release, engine. Idempotent."""
+        await self.log.scenarios.ensure(scenario, self.recipe.name if self.recipe else None)
+        await self.publisher.open(scenario)
+
+    async def delete_scenario(self, scenario: str) -> None:
+        """Archive: the name becomes free, the records and the chain stay on disk under another name."""
+        await self.log.scenarios.archive(scenario)
+        await asyncio.to_thread(self.releases.archive, scenario)
+        await self.publisher.close(scenario)
+
+    async def _open_scenarios(self) -> None:
+        names = {row.name for row in self.log.scenarios.list()}
+        if self.settings.reef.default_scenario:
+            names.add(self.settings.reef.default_scenario)
+        for name in sorted(names):
+            await self.create_scenario(name)
+
+    async def _cancel(self, scenario: str, job_id: str) -> bool:
+        if self.worker is None:
+            return False
+        return await self.worker.cancel(scenario, job_id)
+
+    async def _follow(self) -> None:
+        """Serve heads that an offline command or another process moved."""
+        while True:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            for row in self.log.scenarios.list():
+                try:
+                    await self.publisher.follow(row.name)
+                except ReefError as error:
+                    logger.warning("scenario %s: %s", row.name, error)
+
+    def _spawn(self, coroutine: Any, name: str) -> None:
+        self._tasks.append(asyncio.create_task(coroutine, name=name))
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the start banner and the status page say of the deployment."""
+        return {"version": __version__, "instance": self.instance, "home": str(self.home.root)}
+
+
+def upstream_key(engine: Any) -> str | None:
+    """The provider's key from settings or its 0600 file. Raises `ConfigError` when the file is open to others."""
+    if engine.api_key:
+        return str(engine.api_key)
+    if not engine.api_key_file:
+        return None
+    path = Path(engine.api_key_file).expanduser()
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"{path} may be read by others", why="it holds a provider's key", hint=f"chmod 600 {path}")
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}", why=str(error), hint="engine.api_key_file names the provider's key") from error
+
+
+def missing_for_training() -> str | None:
+    """The first package training needs and this environment lacks."""
+    from importlib.util import find_spec
+
+    return next((name for name in ("torch", "transformers", "peft", "deepspeed") if find_spec(name) is None), None)
+
+
+def _dotted(path: str) -> Any:
+    from importlib import import_module
+
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{path} does not lead to a function", why=str(error), hint="give module:function") from error
