@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import JobCancelled, JobOut, ReefError
@@ -32,7 +32,6 @@ IDLE_TICK_S = 1.0
 class WorkerSettings:
     """What the deployment decides about learning."""
 
-    mode: Literal["auto", "manual", "hybrid"] = "auto"
     slots: int = 1
     gate_idle_s: float = 60.0
     """Rolling cadence: with no new sample for this long, the steps since the last full gate are judged."""
@@ -207,7 +206,7 @@ class LearningWorker:
             dropped = {report_id for report_id, _ in old}
             waiting = [item for item in waiting if item.report_id not in dropped]
         requested = scenario in self._requested and bool(waiting)
-        mode = self._log.scenarios.get(scenario).training_mode or self._settings.mode
+        mode = self._log.scenarios.get(scenario).training_mode
         if requested or (mode != "manual" and len(waiting) >= size):
             self._requested.discard(scenario)
             return await self._open(scenario, head, [item.report_id for item in waiting[:size]], {})

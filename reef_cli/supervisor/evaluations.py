@@ -50,10 +50,10 @@ class Evaluations:
             "release_id": releases[-1].release_id if releases[-1] else None,
             "suite": report.suite,
             "split": report.split,
-            "items": judged.answered,
+            "items": judged.items,
             "missing": judged.missing,
-            "score": judged.score,
-            "interval": asdict(judged)["interval"],
+            "score": judged.mean,
+            "interval": judged.interval,
             "differences": [asdict(difference) for difference in report.differences],
             "rows": [asdict(row) for row in report.rows],
         }

@@ -218,7 +218,7 @@ class Stack:
             recipe=recipe,
             runner=runner,
             cadence=cadence,
-            settings=WorkerSettings(mode=settings.reef.training_mode),
+            settings=WorkerSettings(),
             clock=self.clock,
         )
         self.log.subscribe(self._wake_learning(self.worker))
@@ -269,7 +269,8 @@ class Stack:
             create_scenario=self.create_scenario,
             delete_scenario=self.delete_scenario,
             evaluate=self.evaluations.evaluate,
-            cancel_job=self._cancel,
+            cancel_job=self._cancel if self.worker else None,
+            request_step=self.worker.request_step if self.worker else None,
         )
         self.server = await gateway_app.serve(gateway_app.build_app(deps), reef.host, reef.port)
         self.listening.set()
@@ -278,7 +279,9 @@ class Stack:
 
     async def create_scenario(self, scenario: str) -> None:
         """Registry row, creation release, engine. Idempotent."""
-        await self.log.scenarios.ensure(scenario, self.recipe.name if self.recipe else None)
+        await self.log.scenarios.ensure(
+            scenario, self.recipe.name if self.recipe else None, mode=self.settings.reef.training_mode
+        )
         await self.publisher.open(scenario)
 
     async def delete_scenario(self, scenario: str) -> None:
@@ -294,10 +297,9 @@ class Stack:
         for name in sorted(names):
             await self.create_scenario(name)
 
-    async def _cancel(self, scenario: str, job_id: str) -> bool:
-        if self.worker is None:
-            return False
-        return await self.worker.cancel(scenario, job_id)
+    async def _cancel(self, scenario: str, job_id: str) -> None:
+        if self.worker is not None:
+            await self.worker.cancel(scenario, job_id)
 
     async def _follow(self) -> None:
         """Serve heads that an offline command or another process moved."""
