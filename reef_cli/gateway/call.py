@@ -62,15 +62,6 @@ class Call:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request that is answered without a scenario's release and leaves no record."""
-
-    request: web.Request
-    raw: bytes
-    body: Mapping[str, Any]
-
-
 async def open_call(request: web.Request, dialect: Dialect) -> Call:
     """Read and parse the body, then resolve scenario and release; a bad body resolves, creates and stores nothing."""
     deps = deps_of(request)

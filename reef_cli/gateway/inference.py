@@ -13,7 +13,7 @@ from aiohttp import web
 from reef_cli.core.errors import ModelNotFound
 from reef_cli.core.types import Dialect
 from reef_cli.gateway.bodies import parse_object, read_body
-from reef_cli.gateway.call import Question, open_call
+from reef_cli.gateway.call import open_call
 from reef_cli.gateway.context import scenario_of
 from reef_cli.gateway.deps import deps_of
 from reef_cli.gateway.outgoing import json_answer
@@ -36,7 +36,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     deps = deps_of(request)
     scenario_of(request)
     raw = await read_body(request, deps.settings.body_limit_bytes)
-    return await deps.backend.count_tokens(Question(request, raw, parse_object(raw)))
+    return await deps.backend.count_tokens(request, raw, parse_object(raw))
 
 
 async def models(request: web.Request) -> web.StreamResponse:

@@ -1,11 +1,11 @@
 """What answers inference requests: a local engine, or a provider upstream. Chosen once per deployment."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from aiohttp import web
 
-from reef_cli.gateway.call import Call, Question
+from reef_cli.gateway.call import Call
 
 
 class Backend(Protocol):
@@ -15,7 +15,7 @@ class Backend(Protocol):
         """Answer, streamed or whole, and record. The record is durable before the last byte is out."""
         ...
 
-    async def count_tokens(self, question: Question) -> web.StreamResponse:
+    async def count_tokens(self, request: web.Request, raw: bytes, body: Mapping[str, Any], /) -> web.StreamResponse:
         """Answer `/v1/messages/count_tokens`; nothing is recorded."""
         ...
 

@@ -6,7 +6,7 @@ Streams are true streams; only what could be the start of a tool call or reasoni
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from reef_cli.gateway.backends import plan as planning
 from reef_cli.gateway.backends.fan import fan_in
 from reef_cli.gateway.backends.live import LiveText
 from reef_cli.gateway.backends.plan import Plan
-from reef_cli.gateway.call import Call, Question
+from reef_cli.gateway.call import Call
 from reef_cli.gateway.delivery import deliver, whole
 from reef_cli.gateway.dialects import messages
 from reef_cli.gateway.dialects.canonical import Answered, Piece
@@ -48,8 +48,8 @@ class LocalBackend:
             return await whole(call, self._whole(call, plan))
         return await _Streaming(self, call, plan).run()
 
-    async def count_tokens(self, question: Question) -> web.StreamResponse:
-        parsed = messages.parse(question.body)
+    async def count_tokens(self, _request: web.Request, _raw: bytes, body: Mapping[str, Any], /) -> web.StreamResponse:
+        parsed = messages.parse(body)
         return json_answer({"input_tokens": len(self._chat.render(parsed.messages, parsed.tools))}, {})
 
     async def models(self) -> Sequence[str]:

@@ -32,8 +32,8 @@ from reef_cli.gateway.dialects.canonical import names
 Api = Literal["openai", "anthropic", "responses"]
 
 _NOT_FORWARDED = names(
-    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host content- "
-    "length content-encoding accept-encoding authorization x-api-key cookie expect origin referer forwarded via "
+    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host "
+    "content-length content-encoding accept-encoding authorization x-api-key cookie expect origin referer forwarded via "
     "proxy-connection"
 )
 _NOT_RETURNED = names(

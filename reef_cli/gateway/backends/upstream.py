@@ -1,11 +1,12 @@
 """Answers by a provider upstream, in its own dialect or translated.
 
 Where client and provider speak one dialect, bytes pass both ways unchanged but for what `asking` and `relay` name. Else
-requests, answers and streams go through the canonical form. The record is made from the collected bytes when the answer is whole; it is
-durable before the last frame is out. A client that leaves takes the upstream call with it.
+requests, answers and streams go through the canonical form. The record is made from the collected bytes when the answer is
+whole; it is durable before the last frame is out. A client that leaves takes the upstream call with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import aiohttp
 import orjson
@@ -16,7 +17,7 @@ from reef_cli.gateway import dialects
 from reef_cli.gateway.backends.asking import Asking, answers_of, prepare
 from reef_cli.gateway.backends.provider import Api, Provider, Refusal, parsed, read_all, relay, returned_headers
 from reef_cli.gateway.backends.upstream_stream import PassThrough, Translation
-from reef_cli.gateway.call import Call, Question
+from reef_cli.gateway.call import Call
 from reef_cli.gateway.context import RECEIPT_HEADER
 from reef_cli.gateway.delivery import keep, whole
 from reef_cli.gateway.errors import error_body
@@ -85,14 +86,14 @@ class UpstreamBackend:
         shape = error_body("anthropic" if call.dialect == "messages" else "openai", error, call.context.request_id)
         return relay(refusal, shape, headers)
 
-    async def count_tokens(self, question: Question) -> web.StreamResponse:
+    async def count_tokens(self, request: web.Request, raw: bytes, body: Mapping[str, Any], /) -> web.StreamResponse:
         """The provider's count; an estimate by size, marked as such, where it offers none."""
         if self._api != "anthropic":
-            estimate = len(orjson.dumps(question.body)) // _BYTES_PER_TOKEN
+            estimate = len(orjson.dumps(body)) // _BYTES_PER_TOKEN
             return json_answer({"input_tokens": estimate}, {"x-reef-estimate": "true"})
-        url = self.provider.url("/v1/messages/count_tokens", question.request.rel_url.raw_query_string)
+        url = self.provider.url("/v1/messages/count_tokens", request.rel_url.raw_query_string)
         try:
-            response = await self.provider.post(url, question.raw, self.provider.headers(question.request.headers))
+            response = await self.provider.post(url, raw, self.provider.headers(request.headers))
         except Refusal as refusal:
             shape = None if refusal.json else error_body("anthropic", refusal.error(), "")
             return relay(refusal, shape, {})
