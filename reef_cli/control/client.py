@@ -41,7 +41,7 @@ class Client:
         self._token = token
         self._timeout = timeout_s
         self._connection: http.client.HTTPConnection | None = None
-        self._streaming: http.client.HTTPConnection | None = None
+        self._streaming: socket.socket | None = None
 
     def get(self, path: str, **query: Any) -> Any:
         """The JSON of `GET path`; query values that are None are left out."""
@@ -84,11 +84,13 @@ class Client:
         The first event is `open`, without data: the stream stands. The server sends keep-alives; a silence of `timeout_s`
         raises `UnavailableError`. Reconnecting is the caller's choice.
         """
-        connection = self._streaming = self._open(timeout_s)
+        connection = self._open(timeout_s)
         headers = {**self._headers(None), "Accept": "text/event-stream"} | ({"Last-Event-ID": cursor} if cursor else {})
         with self._failures(timeout_s):
             try:
                 connection.request("GET", f"{self._prefix}/reef/events", headers=headers)
+                # http.client forgets the socket of an answer without a length; `close` needs it.
+                self._streaming = connection.sock
                 response = connection.getresponse()
                 if response.status != 200:
                     raise error_of(response.status, response.read())
@@ -101,9 +103,9 @@ class Client:
     def close(self) -> None:
         """Give the kept connection back and end a stream of events that another thread reads; the client stays usable."""
         streaming = self._streaming
-        if streaming is not None and streaming.sock is not None:
+        if streaming is not None:
             with suppress(OSError):
-                streaming.sock.shutdown(socket.SHUT_RDWR)
+                streaming.shutdown(socket.SHUT_RDWR)
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -36,7 +36,7 @@ def read_running(path: Path) -> Running | None:
     """What the discovery file says, or None when there is none or it is damaged. Says nothing about liveness."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return _running(raw)
+        return _running(raw) if isinstance(raw, dict) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

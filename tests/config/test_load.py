@@ -172,7 +172,7 @@ def test_recipe_settings_sit_beside_the_services_own(write: Write, recipes: Path
 def test_recipe_keys_are_checked_like_any_other(write: Write, recipes: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load((), {}, write("reef:\n  recipe: toykit:ToyRecipe\n  batchsize: 1\n  flavour: bitter\n"))
-    assert [problem["hint"] for problem in caught.value.details["problems"]][0] == "did you mean reef.batch_size?"
+    assert caught.value.details["problems"][0]["hint"] == "did you mean reef.batch_size?"
     with pytest.raises(ConfigError, match="refuses its settings") as refused:
         load((), {}, write("reef:\n  recipe: toykit:ToyRecipe\n  lr: 2.0\n"))
     assert refused.value.why == "lr must be at most 1"

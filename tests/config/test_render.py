@@ -16,7 +16,16 @@ from reef_cli.config.render import render_config
 from reef_cli.config.schema import ReefSettings
 
 Write = Callable[[str], Path]
-SECRETS = "reef:\n  token: s3cret-a\n  tokens: [s3cret-b]\nengine:\n  kind: upstream\n  url: https://me:s3cret-c@host/v1\n  api_key: s3cret-d\n  sglang: {api-key: s3cret-e, tp_size: 2, max_new_tokens: 5}\n"
+SECRETS = """\
+reef:
+  token: s3cret-a
+  tokens: [s3cret-b]
+engine:
+  kind: upstream
+  url: https://me:s3cret-c@host/v1
+  api_key: s3cret-d
+  sglang: {api-key: s3cret-e, tp_size: 2, max_new_tokens: 5}
+"""
 
 
 def test_secrets_are_masked_and_nothing_else(write: Write) -> None:

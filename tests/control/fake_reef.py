@@ -94,7 +94,14 @@ class FakeReef:
                 "job": {"job_id": "0198aaaabbbbccccddddeeeeffff0001", "state": "training"},
                 "last_outcome": {"job_id": "x", "outcome": "select", "reason": "0.55 against 0.40", "at": 1_700_000_000.0},
             },
-            {"name": "support", "training_mode": "manual", "paused": True, "state": "idle", "head": "r0-aaaaaaaa", "rewards": []},
+            {
+                "name": "support",
+                "training_mode": "manual",
+                "paused": True,
+                "state": "idle",
+                "head": "r0-aaaaaaaa",
+                "rewards": [],
+            },
         ]
         self._streams: list[queue.Queue[Any]] = []
         self._sockets: set[socket.socket] = set()
@@ -179,7 +186,9 @@ class FakeReef:
         else:
             custom = self.overrides.get((handler.command, parts.path))
             with self._lock:
-                status, answer, *more = custom(query, body) if custom else self._answer(handler.command, parts.path, query, body)
+                status, answer, *more = (
+                    custom(query, body) if custom else self._answer(handler.command, parts.path, query, body)
+                )
             self._send(handler, status, answer, more[0] if more else {})
 
     @staticmethod
@@ -213,12 +222,19 @@ class FakeReef:
     def _answer(self, method: str, path: str, query: dict[str, str], body: Any) -> Reply:
         name, _, rest = path.removeprefix("/reef/scenarios/").partition("/")
         if path == "/reef/status":
-            engine = {"kind": "embedded", "model": "smollm2-135m-instruct", "state": "ready", "weight_version": "default@r2-cccccccc"}
+            engine = {
+                "kind": "embedded",
+                "model": "smollm2-135m-instruct",
+                "state": "ready",
+                "weight_version": "default@r2-cccccccc",
+            }
             return 200, {"version": "0.1.0", "uptime_s": 300.0, "ready": True, "engine": engine, "scenarios": self.scenarios}
         if (method, path) == ("GET", "/reef/scenarios"):
             return 200, {"scenarios": self.scenarios}
         if not any(row["name"] == name for row in self.scenarios):
-            return 404, {"error": {"code": "scenario_not_found", "message": f"no scenario {name!r}", "hint": "see: reef scenario list"}}
+            return 404, {
+                "error": {"code": "scenario_not_found", "message": f"no scenario {name!r}", "hint": "see: reef scenario list"}
+            }
         if (method, rest) == ("GET", "releases"):
             return 200, {"scenario": name, "releases": self.releases if name == "default" else [release(0, "a", current=True)]}
         if (method, rest) == ("GET", "records"):
