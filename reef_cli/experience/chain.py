@@ -122,9 +122,12 @@ def links(messages: Sequence[Message], seed: int, known: Sequence[Message] = (),
 def continuation_points(messages: Sequence[Message]) -> list[int]:
     """Counts of leading messages that may be an earlier request, longest first: what stands before an answer.
 
-    When no answer was replayed (it was cut off), the last few user or tool messages are tried instead.
+    Where no answer was replayed (it was cut off), the last few user or tool messages may end one as well.
     """
     roles = [role_of(message) for message in messages]
-    before_answers = [count for count in range(len(roles) - 1, 0, -1) if roles[count] == "assistant"]
-    bare = [count for count in range(len(roles) - 1, max(len(roles) - 8, 0), -1) if roles[count - 1] in ("user", "tool")]
-    return before_answers + [count for count in bare if count not in set(before_answers)]
+    near = len(roles) - 8
+    return [
+        count
+        for count in range(len(roles) - 1, 0, -1)
+        if roles[count] == "assistant" or (count > near and roles[count - 1] in ("user", "tool"))
+    ]

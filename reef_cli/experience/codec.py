@@ -76,6 +76,8 @@ def _inference_document(record: Inference) -> dict[str, Any]:
     document["tags"] = dict(record.tags)
     if record.tokens is not None:
         document["tokens"] = asdict(record.tokens)
+        # JSON has no infinities; a broken engine's log-probs are kept as they came, spelled out.
+        document["tokens"]["logprobs"] = [value if math.isfinite(value) else str(value) for value in record.tokens.logprobs]
     return document
 
 

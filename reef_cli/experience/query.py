@@ -160,14 +160,15 @@ def _reason(
         return "unknown"
     if row[2] is not None:
         return "evicted"
-    states = {
-        state
-        for (state,) in connection.execute(
-            "SELECT st.state FROM sample_records sr JOIN sample_state st ON st.recipe = sr.recipe AND st.report_id = sr.report_id"
-            " WHERE sr.record_id = ? AND (? IS NULL OR sr.recipe = ?)",
-            (receipt, recipe, recipe),
-        )
-    }
+    # By way of the reports that cite it: `sample_records` is keyed by recipe first, and any recipe may be meant.
+    sampled = connection.execute(
+        "SELECT st.state FROM citations c JOIN records p ON p.seq = c.report_seq"
+        " JOIN sample_records sr ON sr.report_id = p.id AND sr.record_id = ?"
+        " JOIN sample_state st ON st.recipe = sr.recipe AND st.report_id = sr.report_id"
+        " WHERE c.record_seq = ? AND (? IS NULL OR sr.recipe = ?)",
+        (receipt, row[0], recipe, recipe),
+    )
+    states = {state for (state,) in sampled}
     if states:
         return "already_trained" if "consumed" in states else "already_sampled"
     record = reader.inference(row[0], receipt, scenario, row[1])

@@ -7,6 +7,7 @@ evicted can be listed. Bytes that a kept record shares stay until that one goes 
 """
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ class EvictedRow:
 
 def candidates(connection: sqlite3.Connection, limits: Limits, now: float, after: int) -> list[int]:
     """Up to `STEP` exchanges after a sequence that may go; found on a reader, since looking may take long."""
-    before = now if limits.keep_bytes is not None or limits.keep_days is None else now - limits.keep_days * _DAY
+    # Any age may have to go for bytes; a clock that was set back must not shield a record.
+    before = math.inf if limits.keep_bytes is not None or limits.keep_days is None else now - limits.keep_days * _DAY
     rows = connection.execute(_CANDIDATES.format(condition=_condition(limits)), (after, before, STEP))
     return [row[0] for row in rows]
 

@@ -87,7 +87,7 @@ def _branches(rows: Sequence[RecordRow], turns: Mapping[int, Turn]) -> list[Bran
         first, origin = starts.pop()
         path = [first]
         while following := kept.get(path[-1].sequence):
-            heir = max(following, key=lambda row: (row.role == "turn", size[row.sequence], -row.sequence))
+            heir = max(following, key=lambda row: (row.role in ("turn", "retry"), size[row.sequence], -row.sequence))
             starts.extend((row, path[-1].sequence) for row in following if row is not heir)
             path.append(heir)
         index = len(found)

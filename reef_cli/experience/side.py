@@ -23,6 +23,8 @@ _COMPACTION = (
     "context checkpoint compaction",
     "handoff summary",
 )
+_COMPACTION_WITH_TOOLS = ("create a detailed summary of the conversation so far", "context checkpoint compaction")
+"""Where tools are offered, a person may well ask the agent for a summary of something."""
 _LEAD = 2000
 """Only this many leading characters name the purpose; agents quote all sorts of things further down."""
 
@@ -39,24 +41,29 @@ def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, session_tool
             return said
         case _:
             pass
-    purpose = _purpose(messages)
-    if "summar" in purpose or "compaction" in purpose:
-        asked = _last_user(messages) if tools else purpose
-        if any(phrase in asked for phrase in _COMPACTION):
-            return "compaction"
+    asked = _last_user(messages)
     if tools:
-        return "turn"
-    if "title" in purpose and any(phrase in purpose for phrase in _TITLE):
+        return "compaction" if any(phrase in asked for phrase in _COMPACTION_WITH_TOOLS) else "turn"
+    # What the system prompt says of the purpose goes before what the last message seems to ask for.
+    return _purpose(_opening(messages)) or _purpose(asked) or ("side" if session_tools else "turn")
+
+
+def _purpose(text: str) -> Role | None:
+    if "title" in text and any(phrase in text for phrase in _TITLE):
         return "title"
-    return "side" if session_tools else "turn"
+    if ("summar" in text or "compaction" in text) and any(phrase in text for phrase in _COMPACTION):
+        return "compaction"
+    return None
 
 
-def _purpose(messages: Sequence[Mapping[str, Any]]) -> str:
-    first = messages[0] if messages else {}
-    opening = text_of(first.get("content"))[:_LEAD] if role_of(first) == "system" else ""
+def _opening(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The head of the system prompt, and of the message after it: some clients put the task there."""
+    opening = ""
+    if messages and role_of(messages[0]) == "system":
+        opening = text_of(messages[0].get("content"))[:_LEAD]
     if len(messages) > 1 and role_of(messages[1]) == "user":
         opening += "\n" + text_of(messages[1].get("content"))[:200]
-    return opening.lower() + "\n" + _last_user(messages)
+    return opening.lower()
 
 
 def _last_user(messages: Sequence[Mapping[str, Any]]) -> str:

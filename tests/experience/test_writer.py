@@ -1,0 +1,206 @@
+"""The single writer: groups, isolation of failures, a disk that fills up, closing."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reef_cli.core.errors import Draining, InvalidRequest, StorageError
+from reef_cli.core.types import Inference
+from reef_cli.experience.log import ExperienceLog
+from reef_cli.experience.writer import Writer, connect
+
+Make = Callable[..., Inference]
+
+
+class Recorder:
+    """Hooks that count, so that tests see the transactions."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.resets = 0
+        self.told = 0
+
+    def flush(self) -> None:
+        self.commits += 1
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def committed(self) -> None:
+        self.told += 1
+
+
+@pytest.fixture
+def hooks() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> sqlite3.Connection:
+    opened = connect(tmp_path / "x.db", "process")
+    opened.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, data BLOB)")
+    return opened
+
+
+def insert(number: int, size: int = 10) -> Callable[[sqlite3.Connection], int]:
+    def work(connection: sqlite3.Connection) -> int:
+        connection.execute("INSERT INTO t VALUES (?, zeroblob(?))", (number, size))
+        return number
+
+    return work
+
+
+def rows(tmp_path: Path) -> list[int]:
+    reader = sqlite3.connect(tmp_path / "x.db")
+    found = [row[0] for row in reader.execute("SELECT n FROM t ORDER BY n")]
+    reader.close()
+    return found
+
+
+async def test_what_waits_is_committed_together(connection: sqlite3.Connection, hooks: Recorder, tmp_path: Path) -> None:
+    writer = Writer(connection, hooks, hooks.committed)
+    gate = threading.Event()
+    first = asyncio.ensure_future(writer.call(lambda _: gate.wait(5)))
+    await asyncio.sleep(0.05)
+    rest = [asyncio.ensure_future(writer.call(insert(n))) for n in range(100)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*rest) == list(range(100))
+    await first
+    assert hooks.commits == 2
+    assert rows(tmp_path) == list(range(100))
+    writer.close()
+
+
+async def test_a_failing_unit_is_undone_alone(connection: sqlite3.Connection, hooks: Recorder, tmp_path: Path) -> None:
+    writer = Writer(connection, hooks, hooks.committed)
+
+    def broken(connection: sqlite3.Connection) -> None:
+        insert(50)(connection)
+        raise ValueError("mine")
+
+    outcomes = await asyncio.gather(
+        writer.call(insert(1)), writer.call(broken), writer.call(insert(1)), writer.call(insert(2)), return_exceptions=True
+    )
+    assert outcomes[0] == 1 and outcomes[3] == 2
+    assert isinstance(outcomes[1], ValueError)
+    assert isinstance(outcomes[2], sqlite3.IntegrityError)
+    assert rows(tmp_path) == [1, 2]
+    writer.close()
+
+
+async def test_a_full_disk_fails_only_what_does_not_fit(
+    connection: sqlite3.Connection, hooks: Recorder, tmp_path: Path
+) -> None:
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 20}")
+    writer = Writer(connection, hooks, hooks.committed)
+    outcomes = await asyncio.gather(
+        writer.call(insert(1)), writer.call(insert(2, 10_000_000)), writer.call(insert(3)), return_exceptions=True
+    )
+    assert outcomes[0] == 1 and outcomes[2] == 3
+    assert isinstance(outcomes[1], StorageError)
+    assert "full" in outcomes[1].message and outcomes[1].hint
+    assert hooks.resets >= 1
+    assert await writer.call(insert(4)) == 4
+    assert rows(tmp_path) == [1, 3, 4]
+    writer.close()
+
+
+async def test_a_cancelled_caller_changes_nothing_for_others(
+    connection: sqlite3.Connection, hooks: Recorder, tmp_path: Path
+) -> None:
+    writer = Writer(connection, hooks, hooks.committed)
+    gate = threading.Event()
+    first = asyncio.ensure_future(writer.call(lambda _: gate.wait(5)))
+    gone = asyncio.ensure_future(writer.call(insert(1)))
+    kept = asyncio.ensure_future(writer.call(insert(2)))
+    await asyncio.sleep(0.02)
+    gone.cancel()
+    gate.set()
+    assert await kept == 2
+    await first
+    assert rows(tmp_path) == [1, 2]
+    writer.close()
+
+
+async def test_close_commits_what_waits_and_then_refuses(
+    connection: sqlite3.Connection, hooks: Recorder, tmp_path: Path
+) -> None:
+    writer = Writer(connection, hooks, hooks.committed)
+    waiting = [asyncio.ensure_future(writer.call(insert(n))) for n in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(writer.close)
+    assert await asyncio.gather(*waiting) == list(range(20))
+    assert rows(tmp_path) == list(range(20))
+    assert not (tmp_path / "x.db-wal").exists()
+    with pytest.raises(Draining):
+        await writer.call(insert(99))
+
+
+def test_durability_sets_what_is_synced(tmp_path: Path) -> None:
+    for durability, level in (("process", 1), ("power", 2)):
+        opened = connect(tmp_path / f"{durability}.db", durability)  # type: ignore[arg-type]
+        assert opened.execute("PRAGMA synchronous").fetchone() == (level,)
+        assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        opened.close()
+
+
+async def test_subscribers_hear_of_commits_and_cannot_break_them(log: ExperienceLog, make: Make) -> None:
+    heard: list[int] = []
+
+    def listener() -> None:
+        heard.append(len(log.page("s1")))
+        raise RuntimeError("a broken listener")
+
+    stop = log.subscribe(listener)
+    await log.append(make())
+    await log.append(make())
+    for _ in range(100):
+        if 2 in heard:
+            break
+        await asyncio.sleep(0.01)
+    # Heard after the commit: the row is visible from inside the listener. The fixture's own commit may be heard as well.
+    assert [number for number in heard if number] == [1, 2]
+    stop()
+    heard.clear()
+    await log.append(make())
+    await log.write(lambda connection: None)
+    assert heard == []
+
+
+async def test_refused_records_leave_no_trace_in_their_group(log: ExperienceLog, make: Make) -> None:
+    good: list[Any] = [make(f"m{n}") for n in range(10)]
+    bad = make("x", tags={"a": object()})
+    taken = make("other", id=good[0].id)
+    outcomes = await asyncio.gather(*(log.append(r) for r in [*good, bad, taken]), return_exceptions=True)
+    assert [type(outcome).__name__ for outcome in outcomes[10:]] == ["InvalidRequest", "ContentConflict"]
+    assert isinstance(outcomes[10], InvalidRequest)
+    assert outcomes[:10] == [None] * 10
+    with log.read() as connection:
+        assert connection.execute("SELECT count(*) FROM records").fetchone() == (10,)
+        assert connection.execute("SELECT count(*) FROM payloads").fetchone() == (10,)
+    assert log.counts("s1")["inferences"] == 10
+
+
+async def test_records_fail_one_by_one_when_the_disk_is_full(log: ExperienceLog, make: Make) -> None:
+    def limit(connection: sqlite3.Connection) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 30}")
+
+    await log.write(limit)
+    big = make("y" * 3_000_000)
+    small = [make(f"small {n}") for n in range(5)]
+    outcomes = await asyncio.gather(*(log.append(r) for r in [*small, big]), return_exceptions=True)
+    assert outcomes[:5] == [None] * 5
+    assert isinstance(outcomes[5], StorageError)
+    assert log.counts("s1")["inferences"] == 5
+    assert all(log.get("s1", record.id) == record for record in small)
+    await log.write(lambda connection: connection.execute("PRAGMA max_page_count = 1000000").fetchall())
+    await log.append(big)
+    assert log.get("s1", big.id) == big
