@@ -87,8 +87,9 @@ class Gate:
         course = await comparison.run(items, tally, on_progress)
         conclusion = tally.conclude()
         outcome, reason = (settle_rolling if rolling else settle_gated)(course, conclusion, self._settings)
+        # Each bound at alpha, as the tests: "shown better" and "the interval lies above 0" are the same statement.
         # Many distinct scores make this 100 ms of arithmetic; the event loop serves meanwhile.
-        bounds = await asyncio.to_thread(interval, tally.values, tally.alpha)
+        bounds = await asyncio.to_thread(interval, tally.values, 2 * tally.alpha)
         evidence = self._evidence(course, conclusion, bounds, self._clock.monotonic() - started)
         return Verdict(outcome, reason, {**evidence, "outcome": str(outcome), "reason": reason})
 
@@ -117,7 +118,7 @@ class Gate:
             "candidate_mean": _mean(pair.candidate for pair in paired),
             "current_mean": _mean(pair.current for pair in paired),
             "difference": round(conclusion.mean, 6),
-            "interval": [round(low, 6), round(high, 6)],
+            "interval": {"low": round(low, 6), "high": round(high, 6), "confidence": 1 - 2 * settings.alpha},
             "log_evidence": {"better": round(conclusion.log_better, 4), "worse": round(conclusion.log_worse, 4)},
             "needs_about": conclusion.needs,
             "stopped_early": len(course.pairs) < course.planned,

@@ -81,7 +81,9 @@ class Contains:
         if missing:
             return Grade(0.0, f"lacks {missing[0]!r}")
         found = next((part for part in self.any if _fold(part, self.ignore_case) in text), None)
-        return _grade(not self.any or found is not None, f"has {found or self.all[0]!r}", "has none of the accepted texts")
+        if self.any and found is None:
+            return Grade(0.0, "has none of the accepted texts")
+        return Grade(1.0, f"has {found if found is not None else self.all[0]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +280,13 @@ def _value(kind: str, key: str, value: object) -> object:
         if not isinstance(value, list) or not all(isinstance(part, str) and part for part in value):
             raise ConfigError(f"{key!r} of grader {kind} must be a list of texts")
         return tuple(value)
-    if not isinstance(value, _TYPES[key]) or (isinstance(value, bool) and key != "ignore_case"):
+    wanted = str if (kind, key) == ("exact", "value") else _TYPES[key]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and key != "ignore_case"):
         raise ConfigError(f"{key!r} of grader {kind} has the wrong type", why=f"got {type(value).__name__}")
-    if kind == "exact" or key not in ("which", "words", "value", "tolerance", "relative"):
-        return value
-    return _checked_number(kind, key, value)
+    return _in_range(kind, key, value) if kind in ("numeric", "max_words") else value
 
 
-def _checked_number(kind: str, key: str, value: object) -> object:
+def _in_range(kind: str, key: str, value: object) -> object:
     if key == "which":
         if value not in ("first", "last"):
             raise ConfigError("`which` is first or last")
@@ -297,7 +298,7 @@ def _checked_number(kind: str, key: str, value: object) -> object:
 
 
 _TYPES: dict[str, Any] = {
-    "value": str | int | float,
+    "value": int | float,
     "ignore_case": bool,
     "pattern": str,
     "tolerance": int | float,

@@ -14,7 +14,8 @@ def wilson(successes: float, count: int, alpha: float = 0.05) -> tuple[float, fl
     share = successes / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # At the ends the bounds are exactly 0 and 1; rounding must not say otherwise.
+    return (max(0.0, middle - half) if successes else 0.0), (min(1.0, middle + half) if successes < count else 1.0)
 
 
 def bootstrap(values: Sequence[float], alpha: float = 0.05, *, rounds: int = 2000, seed: int = 0) -> tuple[float, float]:
