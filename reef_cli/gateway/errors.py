@@ -90,8 +90,8 @@ def error_dialect(path: str, headers: Mapping[str, str]) -> ErrorDialect:
 
 
 def passing(status: int) -> bool:
-    """Whether a status tells clients to try again."""
-    return status == 429 or status >= 500
+    """Whether a status tells clients to try again. 501 says that this deployment cannot do it at all."""
+    return status == 429 or (status >= 500 and status != 501)
 
 
 def wording(error: ReefError) -> str:

@@ -3,11 +3,11 @@ without a worker. The experience log and the release service are the real ones."
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, AsyncIterator
+from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
@@ -26,6 +26,10 @@ from reef_cli.telemetry.metrics import Metrics
 
 TOKEN = "the-token-of-the-tests"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 class FakeBackend:
@@ -54,7 +58,7 @@ class FakeBackend:
                     dialect=call.dialect,
                     model=call.model,
                     request=call.raw,
-                    messages=list(call.body.get("messages", [])),
+                    messages=[message for message in list_of(call.body.get("messages")) if isinstance(message, dict)],
                     response={"role": "assistant", "content": "ok"},
                     finish="stop",
                     release_id=ReleaseId(call.release.release_id),
@@ -207,7 +211,7 @@ class House:
         folder = self.home / f"artifact-{text}"
         folder.mkdir(exist_ok=True)
         names = ("base_model.model.layers.0.q_proj.lora_A.weight", "base_model.model.layers.0.q_proj.lora_B.weight")
-        tensors = {name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * at, 4 * at + 4]} for at, name in enumerate(names)}
+        tensors = {name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [4 * n, 4 * n + 4]} for n, name in enumerate(names)}
         header = json.dumps(tensors).encode()
         (folder / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
         (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 2, "note": text}))

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -44,10 +45,8 @@ def test_errors_never_repeat_the_body() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_json_or_refused(raw: bytes) -> None:
-    try:
+    with suppress(InvalidRequest):
         bodies.parse_json(raw)
-    except InvalidRequest:
-        pass
 
 
 @given(st.binary(max_size=500), st.sampled_from(["gzip", "x-gzip", "deflate"]))

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from reef_cli.config.schema import ReefSettings
-from reef_cli.core.errors import AlreadyRunning, ConfigError, ReefError
+from reef_cli.core.errors import AlreadyRunning, ConfigError, ReefError, leaves
 from reef_cli.gateway.app import build_app, serve
 from reef_cli.gateway.auth import Principal, Scope
 from reef_cli.gateway.deps import GatewayOptions
@@ -158,7 +158,7 @@ async def test_missing_and_blank_scenario(tmp_path: Path) -> None:
             ("/reef/train", {"text": "x"}),
         ):
             for headers in ({}, {"x-reef-scenario": "  "}, {"x-reef-scenario": ""}):
-                status, answer = await reef.send("POST", path, body, headers)
+                status, _ = await reef.send("POST", path, body, headers)
                 assert status == 400, (path, headers)
         assert reef.log.scenarios.list() == []
         assert await reef.get("/reef/scenarios") == {"scenarios": []}
@@ -168,10 +168,8 @@ async def test_default_scenario_and_blank_header(reef: House) -> None:
     status, _ = await reef.send("POST", "/v1/chat/completions", CHAT)
     assert status == 200
     assert reef.records("default") == 1
-    status, answer = await reef.send("POST", "/v1/chat/completions", CHAT, {"x-reef-scenario": "  "})
-    assert status == 400
-    status, answer = await reef.send("POST", "/v1/chat/completions", CHAT, {"x-reef-scenario": " padded "})
-    assert status == 200
+    assert (await reef.send("POST", "/v1/chat/completions", CHAT, {"x-reef-scenario": "  "}))[0] == 400
+    assert (await reef.send("POST", "/v1/chat/completions", CHAT, {"x-reef-scenario": " padded "}))[0] == 200
     for bad in ("a/b", "..", "x" * 65, "-x", "é"):
         status, answer = await reef.send("POST", "/v1/chat/completions", CHAT, {"x-reef-scenario": bad})
         assert (status, answer["error"]["code"]) == (400, "invalid_scenario"), bad
@@ -399,3 +397,28 @@ async def test_sighup_reads_the_token_file_again(tmp_path: Path) -> None:
             async with reef.client.get("/reef/status", headers={"x-api-key": token}) as answer:
                 assert answer.status == status
         await server.close()
+
+
+@pytest.mark.parametrize("cls", leaves(), ids=lambda cls: cls.code)
+@pytest.mark.parametrize("path", ["/reef/scenarios/s1/evaluate", "/v1/messages", "/v1/chat/completions"])
+async def test_every_code_over_the_wire(tmp_path: Path, cls: type[ReefError], path: str) -> None:
+    error = cls("it did not work", hint="look closer", head="r1-00000000")
+
+    async def evaluate(scenario: str, body: Any) -> Any:
+        raise error
+
+    async with house(tmp_path, evaluate=evaluate) as reef:
+        await reef.chat()
+        reef.backend.error = error
+        body = {"candidate": "somewhere"} if path.startswith("/reef") else CHAT
+        async with reef.client.post(path, json=body, headers={**AUTH, "x-reef-scenario": "s1"}) as answer:
+            assert answer.status == cls.status
+            assert ("retry-after" in answer.headers) == (cls.status in (429, 503))
+            found = (await answer.json())["error"]
+            assert "it did not work" in found["message"]
+            if path.startswith("/reef"):
+                assert found["code"] == cls.code
+                assert found["hint"] == "look closer"
+                assert found["details"] == {"head": "r1-00000000"}
+                assert found["request_id"] == answer.headers["x-request-id"]
+        assert f'reef_refused_total{{code="{cls.code}"}} 1' in reef.metrics.expose()

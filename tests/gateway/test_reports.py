@@ -36,7 +36,7 @@ async def test_a_report(reef: House) -> None:
 async def test_several_receipts_keep_their_order(reef: House) -> None:
     receipts = [await reef.chat(text=f"turn {number}") for number in range(3)]
     order = [receipts[1], receipts[0], receipts[2]]
-    status, body = await report(reef, {"feedback": {"kind": "trajectory"}, "references": order})
+    _, body = await report(reef, {"feedback": {"kind": "trajectory"}, "references": order})
     assert [verdict["reference"] for verdict in body["eligible"]] == order
     stored: Any = reef.log.get("s1", body["agent_record_id"])
     assert list(stored.references) == order
