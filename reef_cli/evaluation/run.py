@@ -16,7 +16,7 @@ from reef_cli.core.errors import ConfigError, EvaluationError
 from reef_cli.core.ports import Answering
 from reef_cli.core.types import Release
 from reef_cli.evaluation.asking import Asked, Asker
-from reef_cli.evaluation.decide import decide, interval
+from reef_cli.evaluation.decide import interval
 from reef_cli.evaluation.intervals import of_scores
 from reef_cli.evaluation.suite import Item, Suite
 from reef_cli.evaluation.text import printable
@@ -52,7 +52,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A release against the first one on the items both answered. `interval` holds at any stopping time."""
+    """A release against the first one on the items both answered.
+
+    `interval` holds at any stopping time, each bound at alpha, so that `result` is `better` when it lies above 0.
+    """
 
     release: str
     against: str
@@ -252,7 +255,6 @@ def _difference(suite: Suite, name: str, against: str, rows: Mapping[tuple[str, 
     values = [rows[name, item].score - rows[against, item].score for item in both]
     wins, losses = sum(value > 0 for value in values), sum(value < 0 for value in values)
     mean = math.fsum(values) / len(values) if values else 0.0
-    result = decide(values, alpha).result
-    return Difference(
-        name, against, len(values), wins, losses, len(values) - wins - losses, mean, interval(values, alpha), result
-    )
+    low, high = interval(values, 2 * alpha)
+    result = "better" if low > 0 else "worse" if high < 0 else "open"
+    return Difference(name, against, len(values), wins, losses, len(values) - wins - losses, mean, (low, high), result)

@@ -115,9 +115,10 @@ def test_the_interval_covers_the_truth():
     assert missed / 200 <= 0.05
 
 
-def test_decision_and_interval_tell_one_story():
-    better = [1.0] * 30 + [-1.0] * 5 + [0.0] * 40
-    assert decide(better).result == "better" and interval(better, 0.1)[0] > 0
+@given(wins=st.integers(0, 40), losses=st.integers(0, 40), ties=st.integers(0, 20))
+def test_decision_and_interval_tell_one_story(wins, losses, ties):
+    low, high = interval([1.0] * wins + [-1.0] * losses + [0.0] * ties, 0.1)
+    assert ("better" if low > 0 else "worse" if high < 0 else "open") == binary_result(wins, losses, 0.05)
 
 
 def test_return_only_when_worse_by_more_than_the_margin():

@@ -41,7 +41,7 @@ async def test_a_better_candidate_is_selected_early(judge):
     assert evidence["stopped_early"] and evidence["asked"] < 12 and evidence["wins"] == evidence["pairs"]
     assert len(answering.calls) < 2 * 20
     assert (evidence["candidate_mean"], evidence["current_mean"], evidence["difference"]) == (1.0, 0.0, 1.0)
-    assert evidence["interval"][0] > 0 and seen == [(n + 1, 40) for n in range(evidence["asked"])]
+    assert evidence["interval"]["low"] > 0 and seen == [(n + 1, 40) for n in range(evidence["asked"])]
     json.dumps(evidence, allow_nan=False)
 
 
