@@ -1,15 +1,14 @@
 """A provider under the tests' control, on a real loopback socket.
 
-`Upstream` speaks chat, completions, messages and responses. By default it answers every request of the three big dialects
-sensibly (`answer`: text, or tool calls when told so). A test can script anything else: `script` takes one request and writes the
-response by hand. Everything received is kept in `seen`, bytes and headers.
+`Upstream` speaks chat, completions, messages and responses. By default it answers every request sensibly (`text`, or tool calls
+when told so). A test can script anything else: `script` takes one request and writes the response by hand. Everything received is kept in `seen`, bytes and headers.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 from aiohttp import web
@@ -169,7 +168,12 @@ class Chat:
 class Messages:
     """Anthropic messages."""
 
-    usage = {"input_tokens": 90, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 10, "output_tokens": 7}
+    usage: ClassVar[dict[str, Any]] = {
+        "input_tokens": 90,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 10,
+        "output_tokens": 7,
+    }
 
     def __init__(self, upstream: Upstream, body: Any) -> None:
         self.up = upstream
@@ -217,7 +221,7 @@ class Messages:
 class Responses:
     """OpenAI responses."""
 
-    usage = {
+    usage: ClassVar[dict[str, Any]] = {
         "input_tokens": 100,
         "input_tokens_details": {"cached_tokens": 10},
         "output_tokens": 7,
@@ -255,19 +259,24 @@ class Responses:
 
     def _item(self, index: int, item: Any) -> list[Any]:
         place = {"item_id": item["id"], "output_index": index}
+        opened: list[Any] = []
         match item["type"]:
             case "message":
                 empty = {**item, "content": []}
                 kind, text = "response.output_text.delta", item["content"][0]["text"]
+                place["content_index"] = 0
+                part = {**item["content"][0], "text": ""}
+                opened = [{"type": "response.content_part.added", **place, "part": part}]
             case "reasoning":
                 empty = {**item, "summary": []}
                 kind, text = "response.reasoning_summary_text.delta", item["summary"][0]["text"]
+                place["summary_index"] = 0
             case _:
                 empty = {**item, "arguments": ""}
                 kind, text = "response.function_call_arguments.delta", item["arguments"]
         added = {"type": "response.output_item.added", "output_index": index, "item": empty}
         deltas = [{"type": kind, **place, "delta": word} for word in words(text)]
-        return [added, *deltas, {"type": "response.output_item.done", "output_index": index, "item": item}]
+        return [added, *opened, *deltas, {"type": "response.output_item.done", "output_index": index, "item": item}]
 
 
 @asynccontextmanager

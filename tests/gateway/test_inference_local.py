@@ -10,7 +10,7 @@ import pytest
 from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from reef_cli.gateway.deps import GatewayOptions
 from tests.doubles.engine import WordChat
-from tests.gateway.inference_kit import H, PATHS, ask, local, only, payloads, post, stored, with_tool
+from tests.gateway.inference_kit import PATHS, H, ask, local, only, payloads, post, stored, with_tool
 
 CALL = 'Sure.\n<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
 
@@ -111,7 +111,7 @@ def _chat(events: list[Any]) -> tuple[str, list[tuple[str, Any]], str]:
 
 
 async def test_text_streams_token_by_token(tmp_path: Path) -> None:
-    async with local(tmp_path, "one two three four") as (made, engine):
+    async with local(tmp_path, "one two three four") as (made, _engine):
         _, _, raw = await post(made, PATHS["chat"], ask("chat", stream=True))
         deltas = [c["choices"][0]["delta"].get("content") for c in payloads(raw)[:-1] if c["choices"]]
         assert [d for d in deltas if d] == ["one", " two", " three", " four"]
@@ -130,7 +130,8 @@ async def test_the_anthropic_sequence(tmp_path: Path) -> None:
         _, headers, raw = await post(made, PATHS["messages"], ask("messages", stream=True, **with_tool("messages")))
         events = payloads(raw)
         kinds = [e["type"] for e in events]
-        assert kinds == ["message_start", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"] + [
+        assert kinds == [
+            "message_start", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
             "content_block_start", "content_block_delta", "content_block_stop", "content_block_start", "content_block_delta",
             "content_block_stop", "message_delta", "message_stop",
         ]  # fmt: skip
@@ -160,7 +161,7 @@ async def test_the_responses_sequence(tmp_path: Path) -> None:
 
 async def test_raw_completions_by_text_and_by_ids(tmp_path: Path) -> None:
     async with local(tmp_path, "<think>kept raw") as (made, engine):
-        _, headers, raw = await post(
+        _, _headers, raw = await post(
             made, "/v1/completions", {"model": "m", "prompt": "once upon", "logprobs": 1, "echo": True}
         )
         choice = orjson.loads(raw)["choices"][0]
@@ -376,7 +377,7 @@ async def test_token_counts_and_models(tmp_path: Path) -> None:
 
 
 async def test_a_published_release_is_what_the_engine_is_asked_for(tmp_path: Path) -> None:
-    async with local(tmp_path) as (made, engine):
+    async with local(tmp_path) as (made, _engine):
         first = await made.chat("s1")
         base = made.releases.head("s1")
         assert base is not None

@@ -1,8 +1,9 @@
-"""Calls passed to a provider of the same dialect: bytes both ways, receipts, statuses, framing, broken and abandoned streams."""
+"""Calls passed to a provider of the same dialect: bytes both ways, receipts, statuses, framing, broken streams."""
 
 import asyncio
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +16,7 @@ from reef_cli.gateway import sse
 from reef_cli.gateway.deps import GatewayOptions
 from tests.doubles.upstream import data, event
 from tests.gateway.fakes import AUTH
-from tests.gateway.inference_kit import API, H, PATHS, ask, only, payloads, post, relaying, stored
+from tests.gateway.inference_kit import API, PATHS, H, ask, only, payloads, post, relaying, stored
 
 CHUNKS = [
     data(
@@ -378,12 +379,12 @@ async def test_connections_to_the_provider_are_used_again(tmp_path: Path) -> Non
 
 
 async def test_models_and_token_counts(tmp_path: Path) -> None:
-    async with relaying(tmp_path, "anthropic") as (made, up):
+    async with relaying(tmp_path, "anthropic") as (made, _):
         async with made.client.get("/v1/models", headers={**AUTH, "anthropic-version": "2023-06-01"}) as answer:
             assert (await answer.json())["data"][0]["id"] == "stub-model"
         status, _, answer_ = await post(made, "/v1/messages/count_tokens?beta=true", ask("messages"))
         assert status == 200 and orjson.loads(answer_) == {"input_tokens": 123} and made.records() == 0
-    async with relaying(tmp_path / "b", "openai") as (made, up):
+    async with relaying(tmp_path / "b", "openai") as (made, _up):
         assert (await made.get("/v1/models"))["data"][0]["object"] == "model"
         status, headers, answer_ = await post(made, "/v1/messages/count_tokens", ask("messages", "x" * 400))
         assert orjson.loads(answer_)["input_tokens"] > 100 and headers["x-reef-estimate"] == "true"
@@ -406,7 +407,7 @@ def test_any_newline_split_anywhere_passes_byte_for_byte(
 ) -> None:
     wire = b"".join(_TEXT).replace(b"\n", newline)
     edges = sorted({0, len(wire), *(cut for cut in cuts if cut < len(wire))})
-    parts = [wire[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [wire[a:b] for a, b in pairwise(edges)]
 
     async def run() -> None:
         async with relaying(tmp_path_factory.mktemp("split")) as (made, up):

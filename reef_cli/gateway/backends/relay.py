@@ -11,6 +11,7 @@ import orjson
 from reef_cli.core.errors import UpstreamError
 from reef_cli.core.types import Dialect
 from reef_cli.gateway import sse
+from reef_cli.gateway.dialects.ask_chat import Reader as ChatReader
 from reef_cli.gateway.dialects.ask_responses import Reader as ResponsesReader
 from reef_cli.gateway.dialects.assembly import StreamReader
 from reef_cli.gateway.dialects.canonical import Piece
@@ -103,9 +104,9 @@ class Relay:
             return self.held
         first = next(sse.frames(self.held))
         if self.dialect in ("chat", "completions"):
-            head = getattr(reader, "head", {})
-            end = sse.newline(first)
-            return receipt_frame(head, receipt, end) + self.held
+            assert isinstance(reader, ChatReader), "the chat dialects are read by the chat reader"
+            usage = None if self.drop_usage else reader.told_usage
+            return receipt_frame(reader.head, receipt, usage, sse.newline(first)) + self.held
         rest = self.held[len(first) :]
         return sse.add_member(first, "reef", {"agent_record_id": receipt}) + rest
 

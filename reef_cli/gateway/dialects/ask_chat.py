@@ -105,13 +105,15 @@ def _scores(raw: Any) -> list[TokenScore] | None:
 
 
 class Reader:
-    """Reads chat chunks (and those of raw completions). `head` is the first chunk, which names the others."""
+    """Reads chat chunks (and those of raw completions). `head` is the first chunk, which names the others;
+    `told_usage` the usage as the provider wrote it."""
 
     def __init__(self) -> None:
         self.done = False
         self.error: UpstreamError | None = None
         self.head: Mapping[str, Any] = {}
         self.usage: Usage | None = None
+        self.told_usage: Any = None
         self._choices: dict[int, Assembly] = {}
 
     @property
@@ -138,6 +140,7 @@ class Reader:
         if not self.head and "choices" in chunk:
             self.head = chunk
         if chunk.get("usage"):
+            self.told_usage = chunk["usage"]
             self.usage = usage_of(chunk["usage"])
         return [piece for choice in chunk.get("choices") or () for piece in self._choice(choice)]
 

@@ -225,17 +225,22 @@ class ChatEncoder:
             self._delta(choice, {}, _finish(answer), logprobs=scores_body(answer.scores))
             for choice, answer in enumerate(answers)
         ]
-        if self._include_usage:
-            out.append(self._chunk([], usage=usage_body(total(answers))))
+        usage = usage_body(total(answers)) if self._include_usage else None
+        if usage is not None:
+            out.append(self._chunk([], usage=usage))
         if self._envelope.receipt is not None:
-            out.append(receipt_frame(self._head, self._envelope.receipt))
+            out.append(receipt_frame(self._head, self._envelope.receipt, usage))
         return b"".join((*out, DONE))
 
     def fail(self, error: ReefError) -> bytes:
         return stream_error("chat", error, self._envelope.request_id)
 
 
-def receipt_frame(head: Body, receipt: str, end: bytes = b"\n") -> bytes:
-    """The chunk that hands over the receipt: empty `choices`, named like the stream's other chunks."""
+def receipt_frame(head: Body, receipt: str, usage: Any = None, end: bytes = b"\n") -> bytes:
+    """The chunk that hands over the receipt: empty `choices`, named like the stream's other chunks.
+
+    It repeats the usage the client saw, because common clients keep the usage of whichever chunk came last.
+    """
     named = {name: head[name] for name in ("id", "object", "created", "model") if name in head}
-    return data_frame({**named, "choices": [], "reef": {"agent_record_id": receipt}}, end)
+    told = {"usage": usage} if usage else {}
+    return data_frame({**named, "choices": [], **told, "reef": {"agent_record_id": receipt}}, end)

@@ -115,10 +115,11 @@ class CompletionsEncoder:
             data_frame({**self._head, "choices": [_choice(index, "", _finish(answer), answer.scores)]})
             for index, answer in enumerate(answers)
         ]
-        if self._include_usage:
-            out.append(data_frame({**self._head, "choices": [], "usage": chat.usage_body(chat.total(answers))}))
+        usage = chat.usage_body(chat.total(answers)) if self._include_usage else None
+        if usage is not None:
+            out.append(data_frame({**self._head, "choices": [], "usage": usage}))
         if self._envelope.receipt is not None:
-            out.append(chat.receipt_frame(self._head, self._envelope.receipt))
+            out.append(chat.receipt_frame(self._head, self._envelope.receipt, usage))
         return b"".join((*out, chat.DONE))
 
     def fail(self, error: ReefError) -> bytes:
