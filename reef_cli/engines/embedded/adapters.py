@@ -28,7 +28,7 @@ class Adapter:
     layers: dict[str, tuple[Tensor, Tensor, float]]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of the step under way per adapter; `index` None means every row."""
 
@@ -82,9 +82,10 @@ class Adapters:
 
 def _add(x: Tensor, output: Tensor, index: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> None:
     """In place on `output [1, tokens, out]`; `x [1, tokens, in]`."""
-    chosen = x[0] if index is None else x[0, index]
-    delta = linear(linear(chosen, a), b) * scaling
     if index is None:
-        output[0] += delta
-    else:
-        output[0].index_add_(0, index, delta)
+        output[0] += linear(linear(x[0], a), b) * scaling
+        return
+    # One row alone would take another matmul kernel; see `attention`.
+    twins = index.expand(2) if len(index) == 1 else index
+    delta = linear(linear(x[0, twins], a), b) * scaling
+    output[0].index_add_(0, index, delta[: len(index)])

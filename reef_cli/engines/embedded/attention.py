@@ -6,7 +6,8 @@ attention function registered here writes the new keys and values into their slo
 Why it is invariant: the CPU flash kernel's bits depend on the KV length it is called with and on having fewer than four query
 rows per head, but not on batch or row count (measured over 4 to 63 rows, head sizes 16 to 128). So a query at position p is
 always attended with `ceil((p + 1) / 64) * 64` keys (the rest masked) and in a tile of 4 to 63 rows, whether it is decoded,
-prefilled in one chunk or in many. Linear layers in bf16 are row-invariant on their own.
+prefilled in one chunk or in many. Linear layers in bf16 are row-invariant from two rows on (a single row takes another kernel
+where a layer has 1536 or more inputs), so a flat row of one token is doubled; its twin writes into a spare slot.
 
 Slots live in anonymous private memory that the system commits page by page, so room for the longest context costs nothing
 until it is used, and unwritten keys are zeros.
@@ -35,13 +36,13 @@ def padded(length: int) -> int:
 
 
 class Slots:
-    """Keys and values of every slot: per layer two tensors `[slots, kv_heads, capacity, head_dim]`."""
+    """Keys and values of every slot: per layer two tensors `[slots + 1, kv_heads, capacity, head_dim]`, the last one spare."""
 
     def __init__(self, layers: int, slots: int, heads: int, capacity: int, dim: int, dtype: torch.dtype) -> None:
         self.count = slots
         self.capacity = padded(capacity)
         self._maps: list[mmap.mmap] = []
-        shape = (slots, heads, self.capacity, dim)
+        shape = (slots + 1, heads, self.capacity, dim)
         self.keys = [self._memory(shape, dtype) for _ in range(layers)]
         self.values = [self._memory(shape, dtype) for _ in range(layers)]
 
@@ -105,12 +106,18 @@ class Tile:
 
 
 def plan(decodes: Sequence[tuple[int, int]], pieces: Sequence[Piece]) -> Plan:
-    """Lay out a step: `decodes` are (slot, position) sorted by slot and come first in the flat row; then the pieces."""
+    """Lay out a step: `decodes` are (slot, position) sorted by slot and come first in the flat row; then the pieces.
+
+    A single token gets a twin, so that `len(slots) >= 2`.
+    """
     slots = [slot for slot, _ in decodes]
     positions = [position for _, position in decodes]
     for piece in pieces:
         slots.extend([piece.slot] * (piece.end - piece.start))
         positions.extend(range(piece.start, piece.end))
+    if len(slots) == 1:
+        slots.append(-1)
+        positions.append(0)
     return Plan(torch.tensor(slots), torch.tensor(positions), _runs(decodes), _tiles(pieces))
 
 
@@ -146,9 +153,12 @@ class SlotAttention:
         self.plan: Plan | None = None
 
     def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
-        """`query [1, heads, tokens, dim]`, `key`/`value [1, kv_heads, tokens, dim]` -> `[1, tokens, heads, dim]`."""
+        """`query [1, heads, tokens, dim]`, `key`/`value [1, kv_heads, tokens, dim]` -> `[1, tokens, heads, dim]`.
+
+        The model's own mask is None for an attention it does not know; the plan says who sees what.
+        """
         if options.get("softcap") is not None or options.get("s_aux") is not None:
             raise NotImplementedError("attention with soft-capping or sinks is not supported by the embedded engine")
         current = self.plan
@@ -158,7 +168,7 @@ class SlotAttention:
         values[current.slots, :, current.positions] = value[0].transpose(0, 1)
         heads, kv_heads = query.shape[1], key.shape[1]
         flat = query[0].transpose(0, 1)
-        out = torch.empty(flat.shape, dtype=flat.dtype)
+        out = torch.zeros_like(flat)
         scale, window = options.get("scaling"), options.get("sliding_window")
         for run in current.decodes:
             rows = slice(run.row, run.row + run.count)

@@ -96,20 +96,28 @@ class Core:
         if mode == "abort":
             self.abort(lambda _: True, "Aborted by pause_generation")
         elif mode == "retract":
+            self._retract()
+        self.paused = mode
+
+    def _retract(self) -> None:
+        with self._wake:
             for request in reversed(self._running):
-                self._seats[request.slot or 0].key = None
-                self._seats.leave(request)
+                self._seats.discard(request)
                 request.filled, request.retractions = 0, request.retractions + 1
                 self._waiting.appendleft(request)
             self._running = []
-        self.paused = mode
 
     def resume(self) -> None:
         self.paused = None
 
+    def requests(self) -> list[Request]:
+        """Every request that has not ended."""
+        with self._wake:
+            return [*self._running, *self._waiting]
+
     def abort(self, chosen: Callable[[Request], bool], message: str) -> None:
         """End the chosen requests, waiting or running, with what they have."""
-        for request in [each for each in (*self._running, *self._waiting) if chosen(each)]:
+        for request in [each for each in self.requests() if chosen(each)]:
             request.abort(message)
             self._drop(request)
 
@@ -171,7 +179,7 @@ class Core:
             touched = list(self._running)
             for request in touched:
                 request.abort(f"engine error: {error}", 500)
-                self._seats[request.slot or 0].key = None
+                self._seats.discard(request)
         self.steps += 1
         self._publish(touched)
 
@@ -202,7 +210,8 @@ class Core:
         if request in self._running:
             self._running.remove(request)
         else:
-            self._waiting.remove(request)
+            with self._wake:
+                self._waiting.remove(request)
         request.report()
 
 

@@ -55,12 +55,13 @@ class Model:
         """fp32 logits `[len(keep), vocab]` of the flat rows in `keep`; keys and values of all tokens land in their slots."""
         self._attention.plan = where
         self.adapters.rows = rows
-        kept = torch.tensor(keep or [0])
+        ids = [*tokens, *tokens] if len(tokens) == 1 else list(tokens)
+        kept = torch.tensor([*keep, *keep] if len(keep) == 1 else keep or [0, 0])
         out = self.net(
-            input_ids=torch.tensor([tokens]), position_ids=where.positions.unsqueeze(0), use_cache=False, logits_to_keep=kept
+            input_ids=torch.tensor([ids]), position_ids=where.positions.unsqueeze(0), use_cache=False, logits_to_keep=kept
         )
-        logits: Tensor = out.logits[0].float()
-        return logits if keep else logits[:0]
+        logits: Tensor = out.logits[0, : len(keep)].float()
+        return logits
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self.net.named_parameters()) | dict(self.net.named_buffers())
@@ -84,8 +85,8 @@ class Model:
             found.copy_(tensor)
         return len(checked)
 
-    def load_folder(self, path: Path) -> int:
-        """Replace the weights by a checkpoint folder's; nothing changes unless every tensor fits."""
+    def read_folder(self, path: Path) -> list[tuple[str, Tensor]]:
+        """The tensors of a checkpoint folder, checked for completeness; touches no weights, so any thread may call it."""
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise UnsupportedArtifact(f"{path} holds no safetensors checkpoint")
@@ -93,7 +94,7 @@ class Model:
         missing = {name for name, _ in self.net.named_parameters()} - {name for name, _ in named} - {"lm_head.weight"}
         if missing:
             raise UnsupportedArtifact(f"{path} lacks {len(missing)} parameters, first {min(missing)!r}")
-        return self.assign(named)
+        return named
 
     def checksums(self) -> dict[str, str]:
         """16 hex digits per parameter, from its bytes."""

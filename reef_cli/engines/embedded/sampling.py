@@ -180,7 +180,7 @@ def _penalise(logits: Tensor, row: Row) -> None:
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if row.output_ids and (params.frequency_penalty or params.presence_penalty):
-        tokens, counts = torch.tensor(row.output_ids).unique(return_counts=True)
+        tokens, counts = torch.unique(torch.tensor(row.output_ids), return_counts=True)
         logits[tokens] -= counts * params.frequency_penalty + params.presence_penalty
     for token, weight in params.logit_bias:
         logits[token] += weight

@@ -78,6 +78,13 @@ class Seats:
             seat.request, seat.used = None, self._tick
             request.slot = None
 
+    def discard(self, request: Request) -> None:
+        """Free the request's seat and forget what it holds."""
+        if request.slot is not None:
+            seat = self._seats[request.slot]
+            seat.key, seat.tokens = None, []
+            self.leave(request)
+
     def forget(self) -> None:
         """Nothing held now may be reused: idle seats are emptied, running ones marked as mixed."""
         for seat in self._seats:

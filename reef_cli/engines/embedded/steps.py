@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reef_cli.engines.embedded.adapters import Rows
+from reef_cli.engines.embedded.adapters import Adapter, Rows
 from reef_cli.engines.embedded.attention import Piece, plan
 from reef_cli.engines.embedded.model import Model
 from reef_cli.engines.embedded.request import Request
@@ -79,17 +79,13 @@ def _tokens(part: _Part) -> list[int]:
 
 def _adapter_rows(parts: Sequence[_Part]) -> list[Rows]:
     """Rows by adapter; one adapter for the whole step needs no index."""
-    found: dict[str, tuple[Rows, list[int]]] = {}
+    found: dict[int, tuple[Adapter, list[int]]] = {}
     for part in parts:
         adapter = part.request.wish.adapter
         if adapter is not None:
-            rows = found.setdefault(adapter.name, (Rows(adapter, None), []))[1]
-            rows.extend(range(part.row, part.row + part.end - part.start))
+            found.setdefault(adapter.number, (adapter, []))[1].extend(range(part.row, part.row + part.end - part.start))
     total = parts[-1].row + parts[-1].end - parts[-1].start
-    for rows, index in found.values():
-        if len(index) < total:
-            rows.index = torch.tensor(index)
-    return [rows for rows, _ in found.values()]
+    return [Rows(adapter, torch.tensor(rows) if len(rows) < total else None) for adapter, rows in found.values()]
 
 
 def _settle(model: Model, seats: Seats, parts: Sequence[_Part], logits: Tensor, version: str) -> list[Request]:
