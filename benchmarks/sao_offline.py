@@ -1,7 +1,8 @@
 """SAO without a server: sample with transformers, score with a grader, train with the recipe's own program in this process.
 
-Shows the learning curve of the shipped suite (or another one) and what a step costs. Nothing of the gateway, the log or the release
-chain is involved, so a curve here says that the method and its settings learn; the end-to-end claim is tested elsewhere.
+Shows the learning curve of the shipped suite (or another one) and what a step costs. Nothing of the gateway, the log or the
+release chain is involved, so a curve here says that the method and its settings learn; the end-to-end claim is tested
+elsewhere.
 
     python benchmarks/sao_offline.py --model ~/models/smollm2 --steps 30 --seed 0
 """

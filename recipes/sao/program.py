@@ -1,8 +1,8 @@
 """SAO's tensor half: a hard two-sided mask on importance ratios, a critic as baseline, one rollout per prompt.
 
-Policy loss per action token: -sg(f(r)) * A * log p, with r against the engine's own log-probs and f(r) = r inside
-(1 - eps_low, 1 + eps_high), else 0; averaged over all action tokens, masked ones included. Advantages: GAE over action tokens with
-length-adaptive lambda. Critic: a small head on hidden states of the frozen base, fitted to Monte-Carlo returns,
+Policy loss per action token: -sg(f(r)) * A * log p, with r against the engine's own log-probs and f(r) = r inside (1 -
+eps_low, 1 + eps_high), else 0; averaged over all action tokens, masked ones included. Advantages: GAE over action tokens
+with length-adaptive lambda. Critic: a small head on hidden states of the frozen base, fitted to Monte-Carlo returns,
 `critic_steps` times per policy step; the first `critic_only_steps` steps train it alone. Source: arXiv:2607.07508.
 """
 
@@ -58,7 +58,8 @@ class Critic(nn.Module):
             self.outer.bias.zero_()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.outer(nn.functional.gelu(self.inner(self.norm(hidden)))).squeeze(-1)
+        values: Tensor = self.outer(nn.functional.gelu(self.inner(self.norm(hidden)))).squeeze(-1)
+        return values
 
 
 class SAOProgram(Program):

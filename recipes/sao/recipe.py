@@ -1,7 +1,7 @@
 """SAO (Single-rollout Asynchronous Optimization): online reinforcement learning from one scored answer per prompt.
 
-This half decides which reports train: exactly one receipt, a finite score, and a trace whose tokens and log-probs are the engine's
-own. The tensor half is `program.py`. Source: arXiv:2607.07508.
+This half decides which reports train: exactly one receipt, a finite score, and a trace whose tokens and log-probs are the
+engine's own. The tensor half is `program.py`. Source: arXiv:2607.07508.
 """
 
 import math

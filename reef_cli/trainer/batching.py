@@ -41,8 +41,8 @@ class MicroBatch:
         """Flat `[N]` values cut by sample: batch position -> values of its action tokens."""
         if not self.rows:
             return {}
-        counts = torch.bincount(self.row, minlength=len(self.rows)).tolist()
-        return dict(zip(self.rows, values.split(counts), strict=True))
+        counts: list[int] = torch.bincount(self.row, minlength=len(self.rows)).tolist()
+        return dict(zip(self.rows, torch.split(values, counts), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The trainer's files: the candidate (what engines load) and the checkpoint (what the next step resumes from).
 
-Promises: both appear under their final names only when complete and synced to disk, so a crash leaves either the old files or the
-new ones. A checkpoint carries an id by which memory is recognised as equal to it, wherever the folder is moved. Layout under `out`:
+Promises: both appear under their final names only when complete and synced to disk, so a crash leaves either the old files
+or the new ones. A checkpoint carries an id by which memory is recognised as equal to it, wherever the folder is moved.
+Layout under `out`:
 
     adapter/ or model/    the candidate in Hugging Face's layout
     checkpoint/           state.json, program.pt, engine/ (DeepSpeed: trained weights, optimizer)

@@ -1,8 +1,9 @@
 """The policy under training: a DeepSpeed engine around the actor, with one gradient step per call of `update`.
 
-Promises: gradients are the mean over all action tokens of the batch on all ranks, however it is cut into micro-batches; a step that
-is discarded or refused leaves no trace in what `save` would write after the caller restores the state. No JIT compilation: the
-optimizer is torch's AdamW and DeepSpeed's shared-memory op is off. Knows no files but DeepSpeed's own checkpoint folder.
+Promises: gradients are the mean over all action tokens of the batch on all ranks, however it is cut into micro-batches; a
+step that is discarded or refused leaves no trace in what `save` would write after the caller restores the state. No JIT
+compilation: the optimizer is torch's AdamW and DeepSpeed's shared-memory op is off. Knows no files but DeepSpeed's own
+checkpoint folder.
 """
 
 import math
@@ -140,8 +141,9 @@ class Policy:
 
         With method `full` there is no frozen base in memory; then they are the policy's own.
         """
-        *_, hidden = self._engine(micro.input_ids, micro.attention_mask, micro.row, micro.column, None, None, adapter=False)
-        return hidden.float()
+        out = self._engine(micro.input_ids, micro.attention_mask, micro.row, micro.column, None, None, adapter=False)
+        hidden: Tensor = out[2].float()
+        return hidden
 
     def update(self, micros: Sequence[MicroBatch], tokens: int, loss: Loss, veto: Callable[[], str | None]) -> Update:
         """One optimizer step on sum(loss) / tokens. `veto`, called after the backward pass, may call the step off.

@@ -1,9 +1,9 @@
 """`TrainerHandle`: the server's side of the trainer, implementing the port `Training`.
 
-Promises: the trainer is started when first needed and again after any death, from the checkpoint the caller names; one call runs at
-a time; a call ends with a result or a `TrainerError` that says why; silence or standstill longer than `step_timeout_s` gets the
-trainer killed; a cancelled call kills it too, because a step cannot be taken back half-way (the old checkpoint stays valid).
-Imports no torch.
+Promises: the trainer is started when first needed and again after any death, from the checkpoint the caller names; one call
+runs at a time; a call ends with a result or a `TrainerError` that says why; silence or standstill longer than
+`step_timeout_s` gets the trainer killed; a cancelled call kills it too, because a step cannot be taken back half-way (the
+old checkpoint stays valid). Imports no torch.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class TrainerHandle:
                 await group.send(command)
                 return await self._outcome(group, Done, self._settings.step_timeout_s, on_progress)
             except BaseException as error:
-                # A rank that refused alone leaves the others waiting in a collective; a cancelled step cannot be stopped gently.
+                # A rank that refused alone leaves the others in a collective; a cancelled step cannot be stopped gently.
                 if not isinstance(error, TrainerError | EngineError) or len(group.ranks) > 1:
                     await self._drop(group)
                 raise

@@ -18,7 +18,7 @@ class EngineHttp:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url
-        self._key = key
+        self.key = key
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise EngineError(f"{url!r} is no engine address", hint="use http://HOST:PORT")
@@ -33,7 +33,7 @@ class EngineHttp:
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Mapping[str, Any]:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=timeout_s)
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self._key}"} if self._key else {})
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()

@@ -1,7 +1,8 @@
 """The language model inside the trainer: loading, LoRA modules, and the forward pass that yields log-probs.
 
-Promises: adapters are applied as engines apply them (y = base(x) + scaling * B(A x), in the model's precision), and log-probs are
-those of the sampling temperature. Knows no optimizer and no process group; ZeRO-3's gathering works through module calls.
+Promises: adapters are applied as engines apply them (y = base(x) + scaling * B(A x), in the model's precision), and
+log-probs are those of the sampling temperature. Knows no optimizer and no process group; ZeRO-3's gathering works through
+module calls.
 """
 
 from collections.abc import Iterator

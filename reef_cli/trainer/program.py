@@ -1,7 +1,8 @@
 """What a method's tensor half is: a `Program` gets the policy and a batch, and makes one training step of it.
 
-The worker owns everything around it: loading, swapping scenarios, checkpoints, export. A program owns its loss and whatever else
-must live with the weights (a critic and its optimizer, counters); it hands that over as a `state_dict` and takes it back.
+The worker owns everything around it: loading, swapping scenarios, checkpoints, export. A program owns its loss and whatever
+else must live with the weights (a critic and its optimizer, counters); it hands that over as a `state_dict` and takes it
+back.
 """
 
 import importlib

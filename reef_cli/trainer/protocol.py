@@ -139,14 +139,14 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
 
 def sample_from_json(data: Mapping[str, Any]) -> Sample:
     """The reverse of `sample_to_json`."""
-    raw = dict(data["tokens"])
-    spans = tuple(TokenSpan(**span) for span in raw.pop("spans"))
-    lists = {key: tuple(raw.pop(key)) for key in ("prompt_ids", "output_ids", "logprobs", "loss_mask")}
+    raw: dict[str, Any] = dict(data["tokens"])
+    raw["spans"] = tuple(TokenSpan(**span) for span in raw["spans"])
+    raw |= {key: tuple(raw[key]) for key in ("prompt_ids", "output_ids", "logprobs", "loss_mask")}
     rest = {key: data[key] for key in ("reward", "step", "created_at", "extras")}
     return Sample(
         id=RecordId(data["id"]),
         records=tuple(RecordId(record) for record in data["records"]),
-        tokens=TokenTrace(spans=spans, **lists, **raw),
+        tokens=TokenTrace(**raw),
         producing=tuple(data["producing"]),
         **rest,
     )

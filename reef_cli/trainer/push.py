@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,7 @@ class _Link:
     """A live group with one engine."""
 
     url: str
+    key: str | None
     name: str
     group: Any
 
@@ -64,7 +66,7 @@ class Pusher:
         self._link: _Link | None = None
 
     def push(self, command: Push) -> Mapping[str, Any]:
-        """Send and label. Returns phase seconds, bytes and buckets. Raises `EngineError` with `dirty` and `phase` in details."""
+        """Send and label. Returns phase seconds, bytes, buckets. Raises `EngineError` with `dirty` and `phase` in details."""
         http = EngineHttp(command.engine_url, command.engine_key)
         directory = Path(command.directory)
         reused = self._link is not None and self._link.url == command.engine_url
@@ -81,10 +83,8 @@ class Pusher:
         if self._link is None:
             return
         link, self._link = self._link, None
-        try:
-            EngineHttp(link.url).post("/destroy_weights_update_group", {"group_name": link.name}, 5.0)
-        except EngineError:
-            pass  # a dead engine has left the group already
+        with suppress(EngineError):  # a dead engine has left the group already
+            EngineHttp(link.url, link.key).post("/destroy_weights_update_group", {"group_name": link.name}, 5.0)
         close_group(link.group)
 
     def _attempt(self, http: EngineHttp, command: Push, directory: Path) -> Mapping[str, Any]:
@@ -142,16 +142,14 @@ class Pusher:
         except Exception:
             close_group(group)
             raise
-        self._link = _Link(http.url, name, group)
+        self._link = _Link(http.url, http.key, name, group)
         return self._link
 
     def _abandon(self, http: EngineHttp, opened: bool) -> None:
         """After an error the group's state is unknown on both sides: close the session if one is open, and leave."""
         if opened:
-            try:
+            with suppress(EngineError):  # the engine closed it itself or is gone; the next push finds out
                 http.post("/end_weight_update", {}, 10.0)
-            except EngineError:
-                pass  # the engine closed it itself or is gone; the next push finds out
         self.close()
 
     # -- buckets -----------------------------------------------------------------------------------------------------------
@@ -214,14 +212,11 @@ def _in_thread(call: Callable[[], Any]) -> "Future[Any]":
     return future
 
 
-class _timed:  # noqa: N801  reads as a statement
-    """Adds the block's seconds to a receipt, also when it fails."""
-
-    def __init__(self, receipt: _Receipt, name: str) -> None:
-        self._receipt, self._name = receipt, name
-
-    def __enter__(self) -> None:
-        self._start = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._receipt.phases[self._name] = time.monotonic() - self._start
+@contextmanager
+def _timed(receipt: _Receipt, name: str) -> Iterator[None]:
+    """Note the block's seconds in the receipt, also when it fails."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        receipt.phases[name] = time.monotonic() - start

@@ -1,7 +1,8 @@
 """The trainer's processes as the server sees them: start, messages, death with its cause, and a sure end.
 
-Promises: every rank runs in its own session and dies with the server (its socket closes), exits are explained (code, signal, memory,
-the log's last lines), and `kill` leaves nothing behind. Everything here is asyncio; nothing blocks the loop.
+Promises: every rank runs in its own session and dies with the server (its socket closes), exits are explained (code,
+signal, memory, the log's last lines), and `kill` leaves nothing behind. Everything here is asyncio; nothing blocks the
+loop.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -94,10 +96,9 @@ class RankGroup:
     async def stop(self, grace_s: float) -> None:
         """Ask them to leave; kill those that have not within `grace_s`."""
         await self.send(protocol.Stop())
-        try:
-            await asyncio.wait_for(self._join([rank.process.wait() for rank in self.ranks]), grace_s)
-        except TimeoutError:
-            pass
+        if grace_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._join([rank.process.wait() for rank in self.ranks]), grace_s)
         await self.kill()
 
     @staticmethod
@@ -158,10 +159,8 @@ def _open_log(log: Path) -> IO[bytes]:
 
 
 def _signal_session(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _oom_kills() -> int:

@@ -1,7 +1,7 @@
 """Weights as an engine wants them, read lazily from files: whole checkpoints, or base weights with an adapter merged.
 
-Names are Hugging Face checkpoint names. A tied `lm_head.weight` is skipped: the engine derives it from the embeddings. Tensors are
-yielded one at a time, so memory stays at one tensor beside the bucket being filled.
+Names are Hugging Face checkpoint names. A tied `lm_head.weight` is skipped: the engine derives it from the embeddings.
+Tensors are yielded one at a time, so memory stays at one tensor beside the bucket being filled.
 """
 
 import json

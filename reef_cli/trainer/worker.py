@@ -2,9 +2,10 @@
 
     python -m reef_cli.trainer.worker --fd N
 
-Reads commands from the inherited socket `N`, obeys them one after the other, and reports. A thread sends a sign of life at least
-every two seconds, so the server can tell slow from stuck; another thread reads the socket, so the death of the server (end of
-file) ends this process at once, even in the middle of a step. Everything printed goes to the log file the server opened.
+Reads commands from the inherited socket `N`, obeys them one after the other, and reports. A thread sends a sign of life at
+least every two seconds, so the server can tell slow from stuck; another thread reads the socket, so the death of the server
+(end of file) ends this process at once, even in the middle of a step. Everything printed goes to the log file the server
+opened.
 """
 
 import argparse
@@ -155,6 +156,7 @@ def serve(worker: Worker, channel: Channel, inbox: Inbox, pulse: Pulse) -> None:
         command = inbox.next()
         if isinstance(command, Stop):
             return
+        pulse.tick(type(command).__name__.lower(), 0, 1)
         try:
             result = worker.obey(command)
         except Exception as error:  # process edge: a failed command is an answer; the process lives on

@@ -30,7 +30,7 @@ def skip_observation_gae(values: Tensor, mask: Tensor, reward: float, gamma: flo
 
 
 def monte_carlo_returns(mask: Tensor, reward: float, gamma: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Discounted reward-to-go on action tokens `[T]` (GAE returns at lambda 1); equals the reward everywhere when gamma is 1."""
+    """Discounted reward-to-go on action tokens `[T]` (GAE returns at lambda 1); the reward itself when gamma is 1."""
     action = mask.to(dtype)
     after = action.flip(0).cumsum(0).flip(0) - 1
     return action * reward * gamma**after

@@ -1,7 +1,7 @@
 """Off-policy corrections: importance ratios, what to do with large ones, and how far the policies are apart.
 
-Weights (`dis_weight`, `tis_weight`, ...) are detached: they scale a gradient, they are never differentiated. Losses are per token
-and to be minimised; callers reduce them. Log-ratios are clamped to +-20 so that no weight overflows.
+Weights (`dis_weight`, `tis_weight`, ...) are detached: they scale a gradient, they are never differentiated. Losses are per
+token and to be minimised; callers reduce them. Log-ratios are clamped to +-20 so that no weight overflows.
 """
 
 import torch
@@ -77,7 +77,7 @@ def weighted_policy_loss(weight: Tensor, advantage: Tensor, logprob: Tensor) -> 
 
 
 def ppo_loss(rho: Tensor, advantage: Tensor, eps_low: float, eps_high: float, dual_clip: float | None = None) -> Tensor:
-    """PPO's clipped surrogate; `dual_clip` c bounds the loss of a negative advantage by c * |A|. GSPO: pass its sequence ratio."""
+    """PPO's clipped surrogate; `dual_clip` c bounds a negative advantage's loss by c * |A|. GSPO: pass a sequence ratio."""
     advantage = advantage.detach()
     loss = torch.maximum(-rho * advantage, -rho.clamp(1 - eps_low, 1 + eps_high) * advantage)
     if dual_clip is None:

@@ -42,7 +42,7 @@ def linear_logprobs(
         )
     weight = getattr(head, "weight", None)
     if isinstance(weight, Tensor) and weight.dim() == 2 and not weight.requires_grad and getattr(head, "bias", None) is None:
-        logprobs, entropy = _FrozenHead.apply(hidden, weight, ids, temperature, chunk)
+        logprobs, entropy = _FrozenHead.apply(hidden, weight, ids, temperature, chunk)  # type: ignore[no-untyped-call]
         return logprobs, entropy
     parts = [
         checkpoint(
@@ -81,7 +81,7 @@ class _FrozenHead(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _entropy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _entropy: Tensor) -> tuple[Tensor | None, ...]:
         expected, weight, ids, temperature = ctx.saved_tensors
         scaled = grad / temperature.unsqueeze(-1)
         chosen = (weight[ids].to(grad.dtype) * scaled.unsqueeze(-1)).sum(1)
