@@ -3,6 +3,7 @@
 A grader in a suite is an object with `kind` and the fields of the class registered under it:
 
     {"kind": "exact", "value": "Paris", "ignore_case": true}
+    {"kind": "contains", "value": "Paris"}
     {"kind": "contains", "any": ["paris", "lutetia"], "all": ["france"], "ignore_case": true}
     {"kind": "regex", "pattern": "^\\\\d+$"}
     {"kind": "numeric", "value": 42, "tolerance": 0.5, "which": "last"}
@@ -65,25 +66,27 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """At least one of `any` (when given) and each of `all` occurs."""
+    """`value` (when given), at least one of `any` (when given) and each of `all` occur."""
 
+    value: str = ""
     any: tuple[str, ...] = ()
     all: tuple[str, ...] = ()
     ignore_case: bool = False
 
     def __post_init__(self) -> None:
-        if not self.any and not self.all:
-            raise ValueError("needs `any` or `all`")
+        if not self.value and not self.any and not self.all:
+            raise ValueError("needs `value`, `any` or `all`")
 
     def grade(self, answer: str) -> Grade:
         text = _fold(answer, self.ignore_case)
-        missing = [part for part in self.all if _fold(part, self.ignore_case) not in text]
+        needed = (self.value, *self.all) if self.value else self.all
+        missing = [part for part in needed if _fold(part, self.ignore_case) not in text]
         if missing:
             return Grade(0.0, f"lacks {missing[0]!r}")
         found = next((part for part in self.any if _fold(part, self.ignore_case) in text), None)
         if self.any and found is None:
             return Grade(0.0, "has none of the accepted texts")
-        return Grade(1.0, f"has {found if found is not None else self.all[0]!r}")
+        return Grade(1.0, f"has {found if found is not None else needed[0]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +283,7 @@ def _value(kind: str, key: str, value: object) -> object:
         if not isinstance(value, list) or not all(isinstance(part, str) and part for part in value):
             raise ConfigError(f"{key!r} of grader {kind} must be a list of texts")
         return tuple(value)
-    wanted = str if (kind, key) == ("exact", "value") else _TYPES[key]
+    wanted = str if key == "value" and kind != "numeric" else _TYPES[key]
     if not isinstance(value, wanted) or (isinstance(value, bool) and key != "ignore_case"):
         raise ConfigError(f"{key!r} of grader {kind} has the wrong type", why=f"got {type(value).__name__}")
     return _in_range(kind, key, value) if kind in ("numeric", "max_words") else value

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,18 +124,23 @@ class ObjectStore:
 
 
 def _copy_hashed(source: BinaryIO, target: Path) -> tuple[str, int]:
+    """One pass: what is hashed is what is written, also when somebody changes the source meanwhile.
+
+    Hashing a chunk overlaps with writing it; both leave the interpreter free.
+    """
     digest = hashlib.sha256()
     size = 0
     buffer = memoryview(bytearray(_CHUNK))
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
     try:
-        # One pass: what is hashed is what is written, also when somebody changes the source meanwhile.
-        while count := source.readinto(buffer):  # type: ignore[attr-defined]
-            part = buffer[:count]
-            digest.update(part)
-            size += count
-            while part:
-                part = part[os.write(fd, part) :]
+        with ThreadPoolExecutor(1) as hasher:
+            while count := source.readinto(buffer):  # type: ignore[attr-defined]
+                part = buffer[:count]
+                hashed = hasher.submit(digest.update, part)
+                size += count
+                while part:
+                    part = part[os.write(fd, part) :]
+                hashed.result()
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -13,6 +13,8 @@ CASES = [
     ({"kind": "exact", "value": "Paris"}, " Paris\n", "paris"),
     ({"kind": "exact", "value": "Paris", "ignore_case": True}, "PARIS", "Paris!"),
     ({"kind": "contains", "any": ["paris", "rome"], "ignore_case": True}, "It is PARIS.", "It is Oslo."),
+    ({"kind": "contains", "value": "Paris"}, "It is Paris.", "It is paris."),
+    ({"kind": "contains", "value": "a", "any": ["b", "c"]}, "a c", "c"),
     ({"kind": "contains", "all": ["a", "b"]}, "b and a", "only a"),
     ({"kind": "contains", "any": ["x"], "all": ["a"]}, "a x", "x"),
     ({"kind": "regex", "pattern": r"^\d{4}$"}, "2024", "the year 2024"),
