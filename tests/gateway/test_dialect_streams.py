@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reef_cli.engines.chat_parse import parse
 from reef_cli.gateway import dialects, sse
 from reef_cli.gateway.backends.live import LiveText
 from reef_cli.gateway.dialects import ask_chat, ask_messages, ask_responses
 from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Envelope, Options, Piece, Usage, pieces_of, tool_call
 from reef_cli.gateway.splice import add_member, replace_member
-from tests.doubles.engine import WordChat
 
 READERS: Any = {"chat": ask_chat.Reader, "messages": ask_messages.Reader, "responses": ask_responses.Reader}
 READ: Any = {"chat": ask_chat.read, "messages": ask_messages.read, "responses": ask_responses.read}
@@ -157,16 +157,15 @@ CALL = '<tool_call>{"name": "bash", "arguments": {"a": "<think>"}}</tool_call>'
 @given(
     before=st.lists(parts, max_size=8).map("".join).filter(lambda t: "<think>" not in t and "</think>" not in t),
     reasoning=st.none() | st.lists(parts, max_size=4).map("".join).filter(lambda t: "think>" not in t),
-    call=st.booleans(),
+    call=st.sampled_from(["", CALL, f"\n{CALL}\n{CALL}tail\n", '[TOOL_CALLS] [{"name": "bash", "arguments": {}}]']),
     cuts=st.lists(st.integers(0, 200), max_size=12),
 )
-def test_live_text_equals_the_parsers_reading(before: str, reasoning: str | None, call: bool, cuts: list[int]) -> None:
-    raw = ("" if reasoning is None else f"<think>{reasoning}</think>") + before + (CALL if call else "")
-    chat = WordChat()
+def test_live_text_equals_the_parsers_reading(before: str, reasoning: str | None, call: str, cuts: list[int]) -> None:
+    raw = ("" if reasoning is None else f"<think>{reasoning}</think>") + before + call
     tool: Any = {"type": "function", "function": {"name": "bash"}}
-    parsed = chat.parse(raw, [tool])
+    parsed = parse(raw, [tool])
     answer = Answered(parsed.content, "stop", parsed.tool_calls, parsed.reasoning)
-    live = LiveText(tools=True, thinking=False, strips=True)
+    live = LiveText(lambda text: parse(text, [tool]), tools=True)
     pieces: list[Piece] = []
     edges = [0, *sorted(c % (len(raw) + 1) for c in cuts), len(raw)]
     for start, end in pairwise(edges):
@@ -174,5 +173,5 @@ def test_live_text_equals_the_parsers_reading(before: str, reasoning: str | None
     pieces.extend(live.rest(answer))
     assert "".join(p.text for p in pieces if p.kind == "text") == (parsed.content or "")
     assert "".join(p.text for p in pieces if p.kind == "reasoning") == (parsed.reasoning or "")
-    assert len([p for p in pieces if p.kind == "call"]) == len(parsed.tool_calls) == int(call)
+    assert len([p for p in pieces if p.kind == "call"]) == len(parsed.tool_calls)
     assert live.raw == raw

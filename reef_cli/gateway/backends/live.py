@@ -2,30 +2,33 @@
 
 Text goes out as soon as it cannot be the start of a reasoning tag or a tool call. Reasoning between tags streams as reasoning;
 from the first sign of a tool call on everything waits for the end, where the model's own parser reads the whole text. That
-parser has the last word: `rest` sends what it found beyond what is out, so the pieces together equal the unstreamed answer.
+parser has the last word: blanks it may drop are held back, and `rest` sends what it found beyond what is out, so the pieces
+together equal the unstreamed answer.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+from reef_cli.core.ports import ParsedMessage
 from reef_cli.gateway.dialects.canonical import Answered, Piece
 
 THINK, END_THINK = "<think>", "</think>"
-CALL_OPENERS = ("<tool_call", "<function", "<|tool", "<|python_tag|>", "[TOOL_CALLS]", "<｜tool", "[{", "{")
-"""How tool calls start in the formats open models use; braces count only as the very first thing a model writes."""
+CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "[")
+"""How tool calls start in the formats open models use; brackets count only as the very first thing a model writes."""
 
-_BARE = ("[{", "{")
+_BARE = ("{", "[")
 
 
 class LiveText:
-    """One answer under way. `strips` says whether the model's parser drops blanks around the answer."""
+    """One answer under way. `read` is the model's parser; `thinking` says that the prompt opened the reasoning already."""
 
-    def __init__(self, *, tools: bool, thinking: bool, strips: bool, choice: int = 0) -> None:
+    def __init__(self, read: Callable[[str], ParsedMessage], *, tools: bool, thinking: bool = False, choice: int = 0) -> None:
+        self._read = read
         self._openers = CALL_OPENERS if tools else ()
-        self._strips = strips
         self._choice = choice
         self._mode: Literal["text", "reasoning", "held"] = "reasoning" if thinking else "text"
+        self._thought = thinking
         self._buffer = ""
         self.raw = ""
         self.text = ""
@@ -50,37 +53,44 @@ class LiveText:
             self._send(len(self._buffer) - _maybe(self._buffer, tags), pieces)
             return False
         self._send(at, pieces)
-        if tag in (THINK, END_THINK):
-            self._buffer = self._buffer[len(tag) :] if self._buffer.startswith(tag) else self._buffer.lstrip()[len(tag) :]
-            self._mode = "reasoning" if tag == THINK else "text"
-            return True
-        self._mode = "held"
-        return False
+        if tag not in (THINK, END_THINK):
+            self._mode = "held"
+        if self._mode == "held":
+            return False
+        self._buffer = self._buffer.lstrip()[len(tag) :]
+        self._mode, self._thought = ("reasoning" if tag == THINK else "text"), True
+        return True
 
     def _tags(self) -> tuple[str, ...]:
-        """Tags that may come next: reasoning only before any text, bare JSON only as the first thing."""
-        fresh = not self.text
-        openers = self._openers if fresh else tuple(opener for opener in self._openers if opener not in _BARE)
-        return (THINK, *openers) if fresh and not self.reasoning else openers
+        """Tags that may come next: reasoning only before anything else, brackets only as the first thing."""
+        openers = tuple(opener for opener in self._openers if not (self.text and opener in _BARE))
+        return openers if self.text or self._thought else (THINK, *openers)
 
     def _send(self, end: int, pieces: list[Piece]) -> None:
-        """Send the buffer up to `end`, keeping blanks back that the parser may drop."""
-        ready = self._buffer[:end]
-        if self._strips:
-            ready = ready.rstrip()
-            end = len(ready)
-        sent = self.reasoning if self._mode == "reasoning" else self.text
-        if self._strips and not sent:
-            ready = ready.lstrip()
+        """Send the buffer up to `end` without the blanks at its end, which the parser may drop."""
+        ready = self._buffer[:end].rstrip()
         if not ready:
             return
-        self._buffer = self._buffer[end:]
-        if self._mode == "reasoning":
+        rest = self._buffer[len(ready) :]
+        kind: Literal["text", "reasoning"] = "reasoning" if self._mode == "reasoning" else "text"
+        if not (self.reasoning if kind == "reasoning" else self.text):
+            if kind == "text" and self._openers and not self._thought and ready[0] == "\n":
+                # Whether the parser keeps these depends on a tool call that may still come.
+                self._mode = "held"
+                return
+            ready = self._beginning(kind, ready, self.raw[: len(self.raw) - len(rest)])
+        self._buffer = rest
+        if kind == "reasoning":
             self.reasoning += ready
-            pieces.append(Piece("reasoning", ready, choice=self._choice))
         else:
             self.text += ready
-            pieces.append(Piece("text", ready, choice=self._choice))
+        pieces.append(Piece(kind, ready, choice=self._choice))
+
+    def _beginning(self, kind: str, ready: str, so_far: str) -> str:
+        """The first piece of its kind as the parser would begin it."""
+        parsed = self._read(so_far)
+        begun = ((parsed.reasoning if kind == "reasoning" else parsed.content) or "").rstrip()
+        return begun if begun and ready.endswith(begun) else ready.lstrip()
 
     def rest(self, answer: Answered) -> Sequence[Piece]:
         """What the whole answer holds beyond what was sent."""
@@ -98,7 +108,7 @@ class LiveText:
 
 
 def _first(text: str, tags: Sequence[str]) -> tuple[int, str | None]:
-    """The earliest tag in the text; bare JSON counts only at its start."""
+    """The earliest tag in the text; brackets count only at its start."""
     best: tuple[int, str | None] = (len(text), None)
     lead = len(text) - len(text.lstrip())
     for tag in tags:
@@ -113,7 +123,7 @@ def _maybe(text: str, tags: Sequence[str]) -> int:
     longest = max((len(tag) for tag in tags), default=0) - 1
     for size in range(min(longest, len(text)), 0, -1):
         end = text[-size:]
-        if any(tag.startswith(end) for tag in tags if tag not in _BARE or text.strip() == end):
+        if any(tag.startswith(end) for tag in tags):
             return size
     return 0
 

@@ -39,7 +39,6 @@ class LocalBackend:
         self._chat = chat
         self._model = model
         self._context_length = min(context_length or chat.context_length, chat.context_length)
-        self._strips = chat.parse(" a ").content == "a"
 
     async def serve(self, call: Call) -> web.StreamResponse:
         request = dialects.parse(call.dialect, call.body)
@@ -101,7 +100,7 @@ class LocalBackend:
         return planning.answered(plan, self._chat, completion, call.context.receipt)
 
     def live(self, plan: Plan, choice: int) -> LiveText:
-        return planning.live(plan, self._strips, choice)
+        return planning.live(plan, self._chat, choice)
 
     def overflow(self, plan: Plan, error: ContextOverflow) -> ContextOverflow:
         return planning.reworded(error, plan, self._context_length)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reef_cli.core.errors import ContextOverflow, InvalidRequest, UnsupportedField
-from reef_cli.core.ports import ChatTemplate, Completion, Sampling
+from reef_cli.core.ports import ChatTemplate, Completion, ParsedMessage, Sampling
 from reef_cli.core.types import TokenTrace
-from reef_cli.gateway.backends.live import LiveText, thinks
+from reef_cli.gateway.backends.live import THINK, LiveText, thinks
 from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Finish, Options, TokenScore, Usage, tool_call
 from reef_cli.gateway.dialects.completions import DEFAULT_MAX_TOKENS
 from reef_cli.gateway.errors import overflow
@@ -110,9 +110,14 @@ def sampling_of(options: Options, max_new_tokens: int) -> Sampling:
     )
 
 
-def live(plan: Plan, strips: bool, choice: int) -> LiveText:
+def live(plan: Plan, chat: ChatTemplate, choice: int) -> LiveText:
     """The reader of one streamed answer."""
-    return LiveText(tools=bool(plan.tools), thinking=plan.thinking, strips=strips, choice=choice)
+    return LiveText(lambda text: parse(plan, chat, text), tools=bool(plan.tools), thinking=plan.thinking, choice=choice)
+
+
+def parse(plan: Plan, chat: ChatTemplate, text: str) -> ParsedMessage:
+    """A model's raw text read by its own conventions; reasoning the prompt opened counts as opened."""
+    return chat.parse(f"{THINK}\n{text}" if plan.thinking else text, plan.tools)
 
 
 def answered(plan: Plan, chat: ChatTemplate, completion: Completion, receipt: str) -> Answered:
@@ -124,8 +129,7 @@ def answered(plan: Plan, chat: ChatTemplate, completion: Completion, receipt: st
     if request.prompt is not None:
         text = (request.prompt if request.echo and isinstance(request.prompt, str) else "") + completion.text
         return Answered(text, completion.finish, matched=matched, usage=usage, scores=scores)
-    text = f"<think>\n{completion.text}" if plan.thinking else completion.text
-    parsed = chat.parse(text, plan.tools)
+    parsed = parse(plan, chat, completion.text)
     calls = [
         tool_call(f"call_{receipt}_{index}", call["function"]["name"], call["function"].get("arguments") or "{}")
         for index, call in enumerate(parsed.tool_calls)
