@@ -19,7 +19,7 @@ import orjson
 
 from reef_cli.core.errors import InvalidRequest, MissingDependency, ReefError
 from reef_cli.experience import query
-from reef_cli.experience.codec import Record, from_document, sorted_json, to_document
+from reef_cli.experience.codec import Record, dumps, from_document, to_document
 from reef_cli.experience.log import ExperienceLog
 
 _PAGE = 200
@@ -68,7 +68,7 @@ def export_jsonl(log: ExperienceLog, scenario: str, out: BinaryIO, after_sequenc
         if document is None:
             gone += 1
             continue
-        out.write(sorted_json(document) + b"\n")
+        out.write(dumps(document) + b"\n")
         written += 1
     return Exported(written, gone)
 
@@ -117,7 +117,7 @@ def export_parquet(log: ExperienceLog, scenario: str, path: Path, after_sequence
 def _flat(document: dict[str, Any], names: list[str]) -> dict[str, Any]:
     tokens = document.get("tokens") or {}
     flat = {name: document.get(name, tokens.get(name)) for name in names}
-    flat["document"] = sorted_json(document).decode()
+    flat["document"] = dumps(document).decode()
     return flat
 
 
@@ -154,8 +154,7 @@ async def _store(log: ExperienceLog, records: list[Record], before: int, lines: 
     try:
         return await log.import_batch(records)
     except ReefError as error:
-        error.message = f"lines {before + 1} to {before + lines}: {error.message}"
-        raise
+        raise _located(error, f"lines {before + 1} to {before + lines}") from error
 
 
 def _batches(path: Path, scenario: str, state: Imported) -> Generator[tuple[list[Record], int, int], None, None]:
@@ -182,8 +181,12 @@ def _record(line: bytes, scenario: str, number: int) -> Record:
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"line {number} is not JSON", why=str(error)) from error
     except ReefError as error:
-        error.message = f"line {number}: {error.message}"
-        raise
+        raise _located(error, f"line {number}") from error
+
+
+def _located(error: ReefError, where: str) -> ReefError:
+    """The same error, saying where in the file it is."""
+    return type(error)(f"{where}: {error.message}", why=error.why, hint=error.hint, **error.details)
 
 
 def _fingerprint(path: Path, scenario: str) -> str:

@@ -53,29 +53,39 @@ def encode(record: Inference) -> Payload:
         meta["stream"] = True
     if not record.complete:
         meta["complete"] = False
-    talk, place = _talk(record.request, dumps(record.messages))
-    if place is not None:
-        meta["messages"] = place
+    talk, place, said = _talk(record)
     ids = logprobs = mask = b""
     if record.tokens is not None:
         meta["tokens"], ids, logprobs, mask = _pack_trace(record.tokens)
-    encoded = dumps(meta)
-    mark = digest(b"inference", record.scenario.encode(), sorted_json(meta), record.request, talk, ids, logprobs, mask)
-    return Payload(encoded, record.request, talk, ids, logprobs, mask, mark)
+    mark = digest(b"inference", record.scenario.encode(), sorted_json(meta), record.request, said, ids, logprobs, mask)
+    if place is not None:
+        meta["messages"] = place
+    return Payload(dumps(meta), record.request, talk, ids, logprobs, mask, mark)
 
 
-def _talk(body: bytes, canonical: bytes) -> tuple[bytes, list[int] | bool | None]:
-    """`(bytes to store, place)`: where in the body the messages stand, True when parsing it gives them, else themselves."""
-    if found := _MESSAGES.search(body):
-        if body.startswith(canonical, found.end()):
-            return b"", [found.end(), len(canonical)]
-        try:
-            parsed = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return canonical, None
-        if isinstance(parsed, dict) and "messages" in parsed and orjson.dumps(parsed["messages"]) == canonical:
-            return b"", True
-    return canonical, None
+def _talk(record: Inference) -> tuple[bytes, list[int] | bool | None, bytes]:
+    """`(bytes to store, place, bytes to digest)` of the messages.
+
+    The place is where in the body they stand, True when parsing it gives them, None when they are stored themselves. The digest
+    needs them only where the body does not tell them, and does not mind the order of their keys.
+    """
+    canonical, body = dumps(record.messages), record.request
+    found = _MESSAGES.search(body)
+    if found is not None and body.startswith(canonical, found.end()):
+        return b"", [found.end(), len(canonical)], b""
+    said = sorted_json(record.messages)
+    parsed = _body_messages(body) if found is not None else None
+    if parsed is None or sorted_json(parsed) != said:
+        return canonical, None, said
+    return (b"", True, b"") if orjson.dumps(parsed) == canonical else (canonical, None, b"")
+
+
+def _body_messages(body: bytes) -> Any:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed.get("messages") if isinstance(parsed, dict) else None
 
 
 def decode(

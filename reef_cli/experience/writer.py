@@ -66,7 +66,6 @@ class _Unit:
 def connect(path: Path, durability: Durability) -> sqlite3.Connection:
     """The writing connection: WAL, autocommit mode (transactions are explicit), usable from the writer's thread."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
-    connection.execute("PRAGMA page_size = 8192")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
     connection.execute("PRAGMA busy_timeout = 10000")

@@ -125,3 +125,12 @@ def test_what_cannot_be_kept_exactly_is_refused(field: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"request": b"{}", "messages": [], "response": None, **field}
     with pytest.raises(InvalidRequest):
         encode(Inference("r", "s1", 0.0, "chat", "m", **fields))
+
+
+def test_key_order_does_not_make_other_content() -> None:
+    body = orjson.dumps({"messages": [{"role": "user", "content": "x"}]})
+    first = Inference("r", "s1", 0.0, "chat", "m", body, [{"role": "user", "content": "x"}], None)
+    turned = Inference("r", "s1", 0.0, "chat", "m", body, [{"content": "x", "role": "user"}], None)
+    assert encode(first).digest == encode(turned).digest
+    other = Inference("r", "s1", 0.0, "chat", "m", body, [{"role": "user", "content": "y"}], None)
+    assert encode(first).digest != encode(other).digest
