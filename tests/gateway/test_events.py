@@ -89,6 +89,12 @@ async def test_wrong_cursors(reef: House) -> None:
     assert (await reef.send("GET", "/reef/events?limit=-1"))[0] == 400
 
 
+async def test_head_ends_at_once(reef: House) -> None:
+    async with reef.client.head("/reef/events", headers=AUTH) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/event-stream"
+
+
 async def test_keep_alive(reef: House) -> None:
     async with stream(reef) as answer:
         text = b""

@@ -37,7 +37,10 @@ async def events(request: web.Request) -> web.StreamResponse:
         position = await asyncio.to_thread(deps.log.tip)
     else:
         page, position = await asyncio.to_thread(deps.log.events, cursor, _PAGE, scenario)
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+    if request.method == "HEAD":
+        return web.Response(headers=headers)  # A stream without a body would never end.
+    response = web.StreamResponse(headers=headers)
     response.headers["x-request-id"] = facts_of(request).request_id
     await response.prepare(request)
     deps.metrics.event_streams.add(1)
