@@ -5,8 +5,6 @@ Only the light half is imported; a recipe that drags torch into the server is re
 """
 
 import importlib
-import importlib.util
-import pkgutil
 import sys
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -53,14 +51,11 @@ def scan_recipes() -> Iterator[tuple[str, type[Any] | Exception]]:
         namespace = importlib.import_module("recipes")
     except ModuleNotFoundError:
         return
-    for module in sorted(item.name for item in pkgutil.iter_modules(namespace.__path__)):
-        name = f"recipes.{module}.recipe"
+    # pkgutil.iter_modules overlooks folders without __init__.py, which a person's own recipe usually is.
+    found = {file.parent.name for place in namespace.__path__ for file in Path(place).glob("*/recipe.py")}
+    for name in (f"recipes.{folder}.recipe" for folder in sorted(found) if folder.isidentifier()):
         try:
-            if importlib.util.find_spec(name) is None:
-                continue
             loaded = _import(name, name)
-        except ModuleNotFoundError:
-            continue
         except (RecipeNotFound, ConfigError, MissingDependency) as error:
             yield name, error
             continue

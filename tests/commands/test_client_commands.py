@@ -1,0 +1,171 @@
+"""Commands in front of a server: what they ask, what they print piped and as JSON."""
+
+import json
+from pathlib import Path
+
+from tests.commands.runner import Reef
+from tests.control.fake_reef import FakeReef, record
+
+
+def test_status_piped_and_json(reef: Reef) -> None:
+    done = reef("status")
+    assert done.code == 0
+    line = next(line for line in done.out.splitlines() if line.startswith("default\t"))
+    assert line.split("\t")[1:6] == ["training, backward 3/16", "r2-cccccccc", "10", "4", "0.700"]
+    assert "paused, idle" in done.out
+    assert "next: reef tui" in done.err
+    done = reef("status", "--json")
+    assert done.json["scenarios"][0]["rewards"][-1] == 0.7
+    assert done.err == ""
+
+
+def test_records_newest_come_last_and_harmless(reef: Reef, server: FakeReef) -> None:
+    done = reef("records", "list", "-n", "3")
+    rows = [line.split("\t") for line in done.out.splitlines()]
+    assert [row[0] for row in rows] == ["8", "9", "10"]
+    assert rows[2][-1] == "wiped [red]x[/red]"
+    assert "\x1b" not in done.out
+    assert server.asked("GET", "/reef/scenarios/default/records")[0][0] == {"limit": "3", "order": "newest"}
+    assert "\\u001b" in reef("records", "list", "--json").out  # JSON keeps it, escaped
+    assert [
+        row["sequence"] for row in reef("records", "list", "--after", "7", "--kind", "report", "--json").json["records"]
+    ] == [9]
+
+
+def test_show_prints_the_conversation_without_its_escape_sequences(reef: Reef, server: FakeReef) -> None:
+    server.overrides["GET", "/reef/scenarios/default/records/abc"] = lambda *_: (
+        200,
+        {
+            "id": "abc",
+            "messages": [{"role": "user", "content": "hi \x1b[2J"}],
+            "response": {"role": "assistant", "content": "yo\nho"},
+        },
+    )
+    done = reef("records", "show", "abc")
+    assert "user: hi" in done.out
+    assert "yo\nho" in done.out
+    assert "\x1b" not in done.out
+
+
+def test_export_pages_through_everything_and_import_sends_bounded_batches(reef: Reef, server: FakeReef, tmp_path: Path) -> None:
+    server.records = [record(number) for number in range(1, 613)]
+    for row in server.records:
+        path = f"/reef/scenarios/default/records/{row['id']}"
+        server.overrides["GET", path] = lambda *_, r=row: (200, {**r, "text": "x" * 9000})
+    done = reef("records", "export", "all.jsonl")
+    assert done.code == 0
+    lines = (tmp_path / "all.jsonl").read_text().splitlines()
+    assert [json.loads(line)["sequence"] for line in lines] == list(range(1, 613))
+
+    server.overrides["POST", "/reef/records/batch"] = lambda _, body: (200, {"stored": len(body["records"])})
+    done = reef("records", "import", "all.jsonl", "-s", "copy", "--json")
+    assert done.json == {"scenario": "copy", "received": 612, "stored": 612}
+    sent = server.asked("POST", "/reef/records/batch")
+    assert sum(len(body["records"]) for _, body, _ in sent) == 612
+    assert all(len(json.dumps(body)) < 1024 * 1024 for _, body, _ in sent)
+    assert all(headers["x-reef-scenario"] == "copy" for _, _, headers in sent)
+
+
+def test_a_bad_line_of_an_import_is_named(reef: Reef, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"id": "a"}\nnot json\n')
+    done = reef("records", "import", "bad.jsonl")
+    assert done.code == 2
+    assert "bad.jsonl:2 is not JSON" in done.err
+
+
+def test_report_sends_exactly_what_was_said(reef: Reef, server: FakeReef) -> None:
+    server.overrides["POST", "/reef/report"] = lambda _, body: (
+        200,
+        {
+            "agent_record_id": "g:1",
+            "scenario": "default",
+            "eligible": [{"reference": ref, "eligible": False, "reason": "no_recipe"} for ref in body["references"]],
+        },
+    )
+    done = reef(
+        "report", "a", "b", "--score", "-0.5", "-f", "wrong", "--meta", "n=3", "--meta", "who=me", "--id", "g:1", "-s", "x"
+    )
+    assert done.code == 0, done.err
+    assert done.out == "report g:1 in default\na\tno\tno_recipe\nb\tno\tno_recipe\n"
+    _, body, headers = server.asked("POST", "/reef/report")[0]
+    assert body == {
+        "references": ["a", "b"],
+        "score": -0.5,
+        "feedback": "wrong",
+        "metadata": {"n": 3, "who": "me"},
+        "agent_record_id": "g:1",
+    }
+    assert headers["x-reef-scenario"] == "x"
+
+
+def test_chat_prints_answer_and_receipt(reef: Reef, server: FakeReef) -> None:
+    server.overrides["GET", "/v1/models"] = lambda *_: (200, {"data": [{"id": "smol"}]})
+    server.overrides["POST", "/v1/chat/completions"] = lambda *_: (
+        200,
+        {"choices": [{"message": {"role": "assistant", "content": "Paris\x1b[2J."}}]},
+        {"x-reef-agent-record-id": "0198", "x-reef-release-id": "r2-cccccccc"},
+    )
+    done = reef("chat", "capital?", "--system", "short", "--temperature", "0")
+    assert done.out == "Paris.\n"
+    assert "receipt: 0198" in done.err
+    body = server.asked("POST", "/v1/chat/completions")[0][1]
+    assert body["model"] == "smol"
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["temperature"] == 0
+    assert reef("chat", "capital?", "--json").json["receipt"] == "0198"
+
+
+def test_scenario_verbs(reef: Reef, server: FakeReef) -> None:
+    server.overrides["POST", "/reef/scenarios"] = lambda *_: (201, {"name": "new"})
+    assert [line.split("\t")[0] for line in reef("scenario", "list").out.splitlines()] == ["default", "support"]
+    assert reef("scenario", "create", "new", "--json").json == {"scenario": "new", "created": True}
+    assert reef("scenario", "pause", "default").out == "default paused\n"
+    assert reef("scenario", "archive", "default", "--dry-run").out == "default would be archived\n"
+    assert server.asked("DELETE", "/reef/scenarios/default") == []
+    done = reef("scenario", "archive", "default")
+    assert done.code == 2
+    assert "--yes" in done.err
+
+
+def job(state: str, **more: object) -> dict[str, object]:
+    return {"job_id": "j1", "scenario": "default", "state": state, "outcome": None, "reason": None, "detail": {}, **more}
+
+
+def test_jobs_wait_follows_to_the_end_and_exits_by_outcome(reef: Reef, server: FakeReef) -> None:
+    states = ["training", "evaluating", "settled"]
+
+    def answer(*_: object) -> tuple[int, object]:
+        state = states.pop(0) if len(states) > 1 else states[0]
+        return 200, job(state, outcome="select" if state == "settled" else None)
+
+    server.overrides["GET", "/reef/scenarios/default/jobs"] = lambda *_: (200, {"jobs": [job("training")]})
+    server.overrides["GET", "/reef/scenarios/default/jobs/j1"] = answer
+    done = reef("jobs", "wait")
+    assert done.code == 0, done
+    assert done.err.splitlines()[:3] == ["j1: training", "j1: evaluating", "j1: settled"]
+    for ended, code in ((job("settled", outcome="reject", reason="worse"), 5), (job("failed", reason="out of memory"), 1)):
+        server.overrides["GET", "/reef/scenarios/default/jobs/j1"] = lambda *_, e=ended: (200, e)
+        done = reef("jobs", "wait", "j1", "--json")
+        assert done.code == code
+        assert done.json["error"]["details"]["job"] == ended
+    server.overrides["GET", "/reef/scenarios/default/jobs/j1"] = lambda *_: (200, job("training"))
+    assert reef("jobs", "wait", "j1", "--timeout-s", "0").code == 6
+
+
+def test_eval_takes_the_head_and_exits_5_when_refused(reef: Reef, server: FakeReef) -> None:
+    server.overrides["POST", "/reef/scenarios/default/evaluate"] = lambda _, body: (
+        200,
+        {"mean": 0.5, "release_id": body["release_id"]},
+    )
+    assert reef("eval", "--json").json == {"mean": 0.5, "release_id": "r2-cccccccc"}
+    server.overrides["POST", "/reef/scenarios/default/evaluate"] = lambda *_: (200, {"outcome": "reject", "reason": "worse"})
+    done = reef("eval", "r1-bbbbbbbb", "--suite", "s.jsonl")
+    assert done.code == 5
+    assert "worse" in done.err
+
+
+def test_the_token_file_wins_over_the_environment(reef: Reef, tmp_path: Path) -> None:
+    (tmp_path / "tok").write_text("fake-token\n")
+    assert reef("status", "--token-file", "tok", env={"REEF_TOKEN": "wrong"}).code == 0
+    done = reef("status", "--token-file", "absent")
+    assert done.code == 2
