@@ -12,10 +12,10 @@ from reef_cli.engines.embedded import replies
 from reef_cli.engines.embedded.engine import Engine
 from reef_cli.engines.embedded.request import Progress, Request, Wish
 
-_SAMPLING = (
-    "temperature top_p top_k min_p stop stop_token_ids frequency_penalty presence_penalty repetition_penalty "
-    "ignore_eos skip_special_tokens no_stop_trim logit_bias"
-).split()
+_DECISIVE = ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "logit_bias", "ignore_eos")
+_PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+_TEXTUAL = ("skip_special_tokens", "no_stop_trim")
+_SAMPLING = (*_DECISIVE, *_PENALTIES, *_TEXTUAL)
 _STREAMLESS = ("return_token_ids", "return_prompt_token_ids", "return_meta_info")
 
 

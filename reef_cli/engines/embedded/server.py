@@ -39,8 +39,9 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=_BODY_LIMIT)
-        for path, handler in {"/ready": self._ready, "/health": self._health, "/health_generate": self._health}.items():
-            app.router.add_get(path, handler)
+        app.router.add_get("/ready", self._ready)
+        for path in ("/health", "/health_generate"):
+            app.router.add_get(path, self._health)
         for path in ("/model_info", "/get_model_info"):
             app.router.add_get(path, self._model_info)
         for path in ("/server_info", "/get_server_info"):
@@ -108,7 +109,7 @@ class Server:
         core, chat = self._engine.core, self._engine.chat
         if not core.busy and not core.paused:
             body = {"input_ids": chat.encode("a")[:1] or [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
-            alive = self._engine.finish(replies.wish(body, self._engine))
+            alive: Awaitable[object] = self._engine.finish(replies.wish(body, self._engine))
         else:
             alive = self._advance(core.steps)
         try:
@@ -117,8 +118,8 @@ class Server:
             return web.Response(status=503)
         return web.Response(status=200)
 
-    async def _advance(self, steps: int) -> Any:
-        while self._engine.core.steps == steps:
+    async def _advance(self, steps: int) -> None:
+        while self._engine.core.steps == steps:  # noqa: ASYNC110 - the counter lives in the torch thread
             await asyncio.sleep(0.05)
 
     async def _model_info(self, _: web.Request) -> web.Response:
@@ -182,7 +183,7 @@ class Server:
         wish = replies.wish(body, self._engine)
         if body.get("stream"):
             return await _sse(http, self._chunks(wish, prompt_ids))
-        request, progress = await _attended(http, self._engine.finish(wish))
+        request, progress = await self._engine.finish(wish)
         status = (progress.finish or {}).get("status_code", 200)
         reply = replies.answer(request, progress, self._engine, prompt_ids=prompt_ids)
         return _json(reply if status == 200 else {"error": {"message": (progress.finish or {}).get("message")}}, status)
@@ -199,7 +200,7 @@ class Server:
         body = await _body(http)
         if body.get("stream"):
             return await _sse(http, openai.stream(body, openai.wish(body, self._engine), self._engine, self._name))
-        return _json(await _attended(http, openai.complete(body, self._engine, self._name)))
+        return _json(await openai.complete(body, self._engine, self._name))
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         ids = self._engine.chat.encode(str((await _body(http))["prompt"]))
@@ -277,7 +278,8 @@ class Server:
 
         async def handle(http: web.Request) -> web.Response:
             try:
-                message = await run(await _body(http))
+                # A caller that gives up must not leave an update half done.
+                message = await asyncio.shield(asyncio.ensure_future(run(await _body(http))))
             except ReefError as error:
                 return _json(
                     {"success": False, "message": error.message + (f": {error.why}" if error.why else ""), **more}, 400
@@ -285,19 +287,6 @@ class Server:
             return _json({"success": True, "message": message, **more})
 
         return handle
-
-
-async def _attended(http: web.Request, work: Any) -> Any:
-    """Await `work` while watching the connection: a client that leaves cancels it, which aborts its request."""
-    task = asyncio.ensure_future(work)
-    try:
-        while not task.done():
-            await asyncio.wait([task], timeout=0.25)
-            if http.transport is None or http.transport.is_closing():
-                raise asyncio.CancelledError
-        return await task
-    finally:
-        task.cancel()
 
 
 async def _sse(http: web.Request, chunks: Any) -> web.StreamResponse:

@@ -1,8 +1,8 @@
 """Weight updates: groups with trainers, update sessions, checkpoints from disk, version labels.
 
 Tensors are received into a staging buffer in a thread of its own, so a silent trainer never stops generation; only the copy
-into the weights runs in the torch thread. Outside a pause that copy first lets the running requests end. A bucket is checked whole
-before its first tensor is copied. The version label moves only after success.
+into the weights runs in the torch thread. Outside a pause that copy first lets the running requests end. A bucket is checked
+whole before its first tensor is copied. The version label moves only after success.
 """
 
 import asyncio

@@ -1,0 +1,218 @@
+"""A local engine and the releases it has loaded: the port `Serving` over an `EngineClient`.
+
+LoRA releases stand beside each other under their versioned names; a full checkpoint replaces the engine's weights, so at most
+one full release is servable at a time. While full weights are pushed, new requests wait at the gate; those under way are
+retracted by the engine and go on under the new weights. What is loaded is remembered, so that a restarted engine can be filled
+again (`restore`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reef_cli.core.errors import EngineError, EngineUnavailable, PushTimeout
+from reef_cli.core.ids import weight_version
+from reef_cli.core.ports import Completion, Delta, GenerateRequest, Sampling
+from reef_cli.core.types import Release, TokenSpan
+from reef_cli.engines.client import EngineClient
+
+BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class _Full:
+    """Full weights in the engine: their label, and where they came from (None: pushed by the trainer)."""
+
+    label: str
+    directory: Path | None
+
+
+class LocalServing:
+    """Serves releases through one engine. Times in seconds; `context_length` in tokens is asked of the engine when absent."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        *,
+        base_label: str = BASE,
+        push_wait_s: float = 300.0,
+        context_length: int | None = None,
+        model_dir: Path | None = None,
+    ) -> None:
+        self.client = client
+        self._base_label = base_label
+        self._push_wait_s = push_wait_s
+        self._context_length = context_length
+        self._model_dir = model_dir
+        self._full = _Full(base_label, model_dir)
+        self._adapters: dict[str, Path] = {}
+        self._changing = asyncio.Lock()
+        self._pushing = asyncio.Lock()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    # Generation
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        adapter, room = await self._admit(request)
+        done = await self.client.generate(
+            request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid
+        )
+        return _labelled(done, adapter)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        adapter, room = await self._admit(request)
+        deltas = self.client.stream(request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid)
+        try:
+            async for delta in deltas:
+                yield Delta(delta.text, _labelled(delta.completion, adapter)) if delta.completion else delta
+        finally:
+            await deltas.aclose()  # type: ignore[attr-defined]
+
+    async def _admit(self, request: GenerateRequest) -> tuple[str | None, int]:
+        """Wait at the gate; the adapter's name and the room for new tokens."""
+        await self._pass_gate()
+        release = request.release
+        if release is not None and not self.servable(release):
+            raise EngineUnavailable(
+                f"Release {release.release_id} is not loaded in the engine",
+                hint="try again in a moment, or check `reef status`",
+            )
+        adapter = self.version_of(release) if release is not None and release.kind == "lora" else None
+        return adapter, await self._room(len(request.input_ids), request.sampling)
+
+    async def _pass_gate(self) -> None:
+        if self._open.is_set():
+            return
+        try:
+            await asyncio.wait_for(self._open.wait(), self._push_wait_s)
+        except TimeoutError:
+            raise PushTimeout(
+                f"New weights were being loaded for more than {self._push_wait_s:g} s; the engine is temporarily unavailable"
+            ) from None
+
+    async def _room(self, prompt: int, sampling: Sampling) -> int:
+        if self._context_length is None:
+            info = await self.client.server_info()
+            self._context_length = int(info.get("context_length") or info.get("max_total_num_tokens") or 4096)
+        # The engine itself answers a prompt that leaves no room, in words agents recognise.
+        room = max(self._context_length - prompt - 1, 1)
+        return min(sampling.max_new_tokens or room, room)
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Hold new requests back for the duration of a push; they wait `push_wait_s` at most. One holder at a time."""
+        async with self._pushing:
+            self._open.clear()
+            try:
+                yield
+            finally:
+                self._open.set()
+
+    # Releases
+
+    async def load(self, release: Release, directory: Path | None) -> None:
+        """See the port. Raises `EngineError` when the engine refuses; what it served before it still serves."""
+        async with self._changing:
+            label = self.version_of(release)
+            if release.kind == "lora":
+                await self._load_adapter(label, directory)
+            elif release.kind == "checkpoint":
+                await self._load_full(_Full(label, directory))
+            elif release.kind == "base":
+                await self._load_full(_Full(self._base_label, self._model_dir))
+
+    async def _load_adapter(self, name: str, directory: Path | None) -> None:
+        if name in self._adapters:
+            return
+        if directory is None:
+            raise EngineError(f"Adapter {name!r} has no files to load")
+        if name not in await self.client.adapters():
+            await self.client.load_lora(name, directory)
+        try:
+            await self._probe(name)
+        except (EngineError, EngineUnavailable):
+            await self.client.unload_lora(name)
+            raise
+        self._adapters[name] = directory
+
+    async def _load_full(self, full: _Full) -> None:
+        """Swap weights from disk, unless the trainer has pushed these already."""
+        info = await self.client.model_info()
+        if info["weight_version"] != full.label:
+            directory = full.directory or Path(info["model_path"])
+            async with self.closed():
+                await self.client.pause("retract")
+                try:
+                    await self.client.update_from_disk(directory, full.label)
+                finally:
+                    await self.client.resume()
+            found = (await self.client.model_info())["weight_version"]
+            if found != full.label:
+                raise EngineError(f"The engine runs {found!r} after loading {full.label!r}")
+        await self._probe(None)
+        self._full = full
+
+    async def _probe(self, adapter: str | None) -> None:
+        """One real token through the new weights."""
+        await self.client.generate([0], Sampling(temperature=0.0), max_new_tokens=1, adapter=adapter)
+
+    async def unload(self, release: Release) -> None:
+        name = self.version_of(release)
+        if release.kind == "lora" and self._adapters.pop(name, None) is not None:
+            await self.client.unload_lora(name)
+
+    async def restore(self) -> None:
+        """Load everything again into an engine that has just restarted. Raises the first failure, after trying all."""
+        adapters, full = dict(self._adapters), self._full
+        self._adapters, self._full = {}, _Full(self._base_label, self._model_dir)
+        failures: list[Exception] = []
+        async with self._changing:
+            for load in (self._load_full(full), *(self._load_adapter(*each) for each in adapters.items())):
+                try:
+                    await load
+                except (EngineError, EngineUnavailable) as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def version_of(self, release: Release) -> str:
+        if release.kind in ("lora", "checkpoint"):
+            return weight_version(release.scenario, release.release_id)
+        return self._base_label
+
+    def servable(self, release: Release) -> bool:
+        if release.kind == "lora":
+            return self.version_of(release) in self._adapters
+        if release.kind in ("checkpoint", "base"):
+            return self._full.label == self.version_of(release)
+        return True
+
+    async def info(self) -> Mapping[str, Any]:
+        """Facts for status pages: no keys, nothing that was not chosen here."""
+        model = await self.client.model_info()
+        server = await self.client.server_info()
+        states = server.get("internal_states") or [{}]
+        return {
+            "url": self.client.base_url,
+            "engine": server.get("engine", "sglang"),
+            "version": server.get("version"),
+            "model_path": model["model_path"],
+            "served_model_name": model.get("served_model_name"),
+            "weight_version": model["weight_version"],
+            "adapters": sorted(self._adapters),
+            "pushing": not self._open.is_set(),
+            "context_length": server.get("context_length"),
+            "batch_invariant": server.get("batch_invariant"),
+            "queue": {key: states[0].get(key) for key in ("running", "waiting", "cached_tokens") if key in states[0]},
+        }
+
+
+def _labelled(done: Completion, adapter: str | None) -> Completion:
+    """An adapter's name is the version of its answers; the base label says nothing about them."""
+    if adapter is None or not done.output_ids:
+        return done
+    return replace(done, spans=(TokenSpan(adapter, 0, len(done.output_ids)),))
