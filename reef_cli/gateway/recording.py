@@ -68,7 +68,7 @@ async def record(call: Call, outcome: Outcome, messages: Sequence[Message] | Non
 def _messages(call: Call) -> Sequence[Message]:
     """The conversation in canonical form; empty for a body only its provider understands (the bytes are kept anyway)."""
     try:
-        return dialects.parse(call.dialect, call.body).messages
+        return dialects.messages_of(call.dialect, call.body)
     except (InvalidRequest, UnsupportedField):
         return ()
 

@@ -1,7 +1,7 @@
 """A provider under the tests' control, on a real loopback socket.
 
-`Upstream` speaks chat, completions, messages and responses. By default it answers every request sensibly (`text`, or tool calls
-when told so). A test can script anything else: `script` takes one request and writes the response by hand. Everything received is kept in `seen`, bytes and headers.
+`Upstream` speaks every dialect. By default it answers sensibly (`text`, or tool calls when told so). A test can script anything
+else: `script` takes one request and writes the response by hand. Everything received is kept in `seen`, bytes and headers.
 """
 
 import asyncio

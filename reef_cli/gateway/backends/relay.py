@@ -43,6 +43,15 @@ def is_terminal(dialect: Dialect, frame: bytes) -> bool:
     return isinstance(data, dict) and data.get("type") in _TERMINAL_TYPES
 
 
+def _suspect(ready: bytes, marks: tuple[bytes, ...]) -> int:
+    """Where the first frame starts that may need a look, or -1. Frames before it go on unseen."""
+    found = [at for mark in marks if (at := ready.find(mark)) >= 0]
+    if not found:
+        return -1
+    blank = -1 if b"\r" in ready else ready.rfind(b"\n\n", 0, min(found))
+    return blank + 2 if blank >= 0 else 0
+
+
 def is_usage_only(frame: bytes) -> bool:
     """Whether a chat frame brings usage and no choice."""
     if b'"usage"' not in frame or not any(mark in frame for mark in _EMPTY_CHOICES):
@@ -66,6 +75,7 @@ class Relay:
 
     def __post_init__(self) -> None:
         self._splitter = sse.Splitter()
+        self._marks = _MARKS[self.dialect] + (_EMPTY_CHOICES if self.drop_usage else ())
 
     def feed(self, chunk: bytes) -> bytes:
         """Frames to send on now."""
@@ -83,12 +93,12 @@ class Relay:
         if self.held:
             self.held += ready
             return b""
-        marked = any(mark in ready for mark in _MARKS[self.dialect])
-        if not marked and not (self.drop_usage and b'"usage"' in ready):
+        start = _suspect(ready, self._marks)
+        if start < 0:
             return ready
-        out = []
-        for frame in sse.frames(ready):
-            if self.held or (marked and is_terminal(self.dialect, frame)):
+        out = [ready[:start]]
+        for frame in sse.frames(ready[start:]):
+            if self.held or is_terminal(self.dialect, frame):
                 self.held += frame
             elif not (self.drop_usage and is_usage_only(frame)):
                 out.append(frame)

@@ -5,9 +5,22 @@ from typing import Any
 
 from reef_cli.core.types import Dialect
 from reef_cli.gateway.dialects import chat, completions, messages, responses, responses_out
-from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Envelope, StreamEncoder
+from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Envelope, Message, StreamEncoder
 
 _PARSE = {"chat": chat.parse, "completions": completions.parse, "messages": messages.parse, "responses": responses.parse}
+
+
+_MESSAGES = {
+    "chat": chat.messages_of,
+    "completions": completions.messages_of,
+    "messages": messages.messages_of,
+    "responses": responses.messages_of,
+}
+
+
+def messages_of(dialect: Dialect, body: Mapping[str, Any]) -> list[Message]:
+    """The conversation of a body alone, for records of requests that are passed on unread."""
+    return _MESSAGES[dialect](body)
 
 
 def parse(dialect: Dialect, body: Mapping[str, Any]) -> ChatRequest:

@@ -159,6 +159,9 @@ class Reader:
 
 
 def _pieces(delta: Mapping[str, Any], choice: int, assembly: Assembly) -> list[Piece]:
+    if len(delta) == 1 and isinstance(only := delta.get("content"), str):
+        # Nearly every delta is a piece of text and nothing else.
+        return [Piece("text", only, choice=choice)] if only else []
     pieces = []
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
     if isinstance(reasoning, str) and reasoning:

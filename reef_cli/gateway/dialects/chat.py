@@ -40,12 +40,18 @@ HARMLESS = names(
 )
 
 
+def messages_of(body: Body) -> list[Message]:
+    """The conversation alone."""
+    messages = [_message(message, index) for index, message in enumerate(Fields(body).objects("messages"))]
+    if not messages:
+        raise InvalidRequest("`messages` must be a non-empty array.", param="messages")
+    return messages
+
+
 def parse(body: Body) -> ChatRequest:
     """Read a body; `InvalidRequest` names the field that is not as documented."""
     fields = Fields(body)
-    messages = [_message(message, index) for index, message in enumerate(fields.objects("messages"))]
-    if not messages:
-        raise InvalidRequest("`messages` must be a non-empty array.", param="messages")
+    messages = messages_of(body)
     stream_options = fields.mapping("stream_options") or {}
     return ChatRequest(
         dialect="chat",

@@ -9,7 +9,7 @@ from typing import Any
 
 from reef_cli.core.errors import InvalidRequest, ReefError, UnsupportedField
 from reef_cli.gateway.dialects import chat
-from reef_cli.gateway.dialects.canonical import Answered, Body, ChatRequest, Envelope, Fields, Piece, TokenScore, names
+from reef_cli.gateway.dialects.canonical import Answered, Body, ChatRequest, Envelope, Fields, Message, Piece, TokenScore, names
 from reef_cli.gateway.errors import stream_error
 from reef_cli.gateway.sse import data_frame
 
@@ -19,6 +19,12 @@ KNOWN = names(
 )
 DEFAULT_MAX_TOKENS = 16
 """What the dialect documents for a request that names no `max_tokens`."""
+
+
+def messages_of(body: Body) -> list[Message]:
+    """The prompt as the user's words; token ids say nothing here."""
+    prompt = _prompt(body.get("prompt"))
+    return [{"role": "user", "content": prompt if isinstance(prompt, str) else ""}]
 
 
 def parse(body: Body) -> ChatRequest:
@@ -34,7 +40,7 @@ def parse(body: Body) -> ChatRequest:
     return ChatRequest(
         dialect="completions",
         model=fields.model(),
-        messages=[{"role": "user", "content": prompt if isinstance(prompt, str) else ""}],
+        messages=messages_of(body),
         options=options,
         stream=fields.flag("stream") or False,
         include_usage=bool(stream_options.get("include_usage")),

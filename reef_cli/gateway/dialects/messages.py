@@ -48,15 +48,21 @@ _STOP_REASONS = {
 }
 
 
-def parse(body: Body) -> ChatRequest:
-    """Read a body; `InvalidRequest` names the field that is not as documented."""
-    fields = Fields(body)
+def messages_of(body: Body) -> list[Message]:
+    """The conversation alone, system text first."""
     messages = _system(body.get("system"))
-    turns = fields.objects("messages")
+    turns = Fields(body).objects("messages")
     if not turns:
         raise InvalidRequest("`messages` must be a non-empty array.", param="messages")
     for index, turn in enumerate(turns):
         messages.extend(_turn(turn, f"messages[{index}]"))
+    return messages
+
+
+def parse(body: Body) -> ChatRequest:
+    """Read a body; `InvalidRequest` names the field that is not as documented."""
+    fields = Fields(body)
+    messages = messages_of(body)
     choice, parallel = _tool_choice(fields.mapping("tool_choice"))
     return ChatRequest(
         dialect="messages",

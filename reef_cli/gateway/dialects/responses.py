@@ -32,10 +32,15 @@ HARMLESS = names(
 _ROLES = ("user", "assistant", "system", "developer")
 
 
+def messages_of(body: Body) -> list[Message]:
+    """The conversation alone, instructions first."""
+    return _messages(Fields(body).text("instructions"), body.get("input"))
+
+
 def parse(body: Body) -> ChatRequest:
     """Read a body; `InvalidRequest` names the field that is not as documented."""
     fields = Fields(body)
-    messages = _messages(fields.text("instructions"), body.get("input"))
+    messages = messages_of(body)
     if body.get("background"):
         raise UnsupportedField("`background` cannot be served.", param="background")
     reasoning = fields.mapping("reasoning") or {}
