@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from reef_cli.core.errors import ContentConflict
 from reef_cli.core.types import Inference
 from reef_cli.experience import bodies
-from reef_cli.experience.chain import answer_link, digest64, links
+from reef_cli.experience.chain import answer_link, links
 from reef_cli.experience.codec import checked_id, dumps
 from reef_cli.experience.eligibility import trainable_tokens
 from reef_cli.experience.model import Role, Scenario
@@ -47,7 +47,6 @@ class _Facts:
     role: Role
     link: int | None
     following: int | None
-    body_hash: int
     summary: str
     prompt: int
     output: int
@@ -130,9 +129,8 @@ class Ingest:
         opening = (scenario.row, record.session or record.tags.get("session") or "", dumps(record.messages[:2]))
         tip = self._recall.get(self._tips.get(opening))
         chain = links(record.messages, scenario.row, tip.messages if tip else (), tip.links if tip else ())
-        body_hash = digest64(record.request)
-        place = self.placing.place(scenario.row, record, chain, body_hash)
-        facts = _facts(record, place, chain, body_hash)
+        place = self.placing.place(scenario.row, record, chain, payload.body_hash)
+        facts = _facts(record, place, chain)
         template = (scenario.row, record.dialect)
         stored = bodies.plan(payload, self._bases(place, tip, template))
 
@@ -164,7 +162,7 @@ class Ingest:
         session = self._write_session(scenario, record, place.session, facts)
         row = (
             *(seq, record.id, scenario, record.created_at, payload.digest, session, place.parent),
-            *(facts.link, facts.following, facts.body_hash, facts.role, place.retry_of, record.dialect, record.model),
+            *(facts.link, facts.following, payload.body_hash, facts.role, place.retry_of, record.dialect, record.model),
             *(record.release_id, record.weight_version, facts.summary, record.complete, record.finish, record.error),
             *(facts.prompt, facts.output, facts.trainable, size),
         )
@@ -191,7 +189,7 @@ class Ingest:
         return row
 
 
-def _facts(record: Inference, place: Place, chain: Sequence[int], body_hash: int) -> _Facts:
+def _facts(record: Inference, place: Place, chain: Sequence[int]) -> _Facts:
     """Everything about an exchange that its row says and that could fail to be worked out."""
     tools = has_tools(record.request)
     role = classify(record.messages, tools=tools, session_tools=place.session.tools, tags=record.tags)
@@ -202,7 +200,6 @@ def _facts(record: Inference, place: Place, chain: Sequence[int], body_hash: int
         role="retry" if place.retry_of is not None else role,
         link=link,
         following=answer_link(link, record.response) if link is not None else None,
-        body_hash=body_hash,
         summary=summary_of(record.messages),
         prompt=prompt,
         output=output,

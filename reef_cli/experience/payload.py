@@ -33,6 +33,7 @@ class Payload:
     logprobs: bytes
     mask: bytes
     digest: bytes
+    body_hash: int
 
     @property
     def size(self) -> int:
@@ -57,10 +58,13 @@ def encode(record: Inference) -> Payload:
     ids = logprobs = mask = b""
     if record.tokens is not None:
         meta["tokens"], ids, logprobs, mask = _pack_trace(record.tokens)
-    mark = digest(b"inference", record.scenario.encode(), sorted_json(meta), record.request, said, ids, logprobs, mask)
+    # The body is hashed once: transcripts grow long, and retries are found by the same hash.
+    body_mark = digest(record.request)
+    mark = digest(b"inference", record.scenario.encode(), sorted_json(meta), body_mark, said, ids, logprobs, mask)
     if place is not None:
         meta["messages"] = place
-    return Payload(dumps(meta), record.request, talk, ids, logprobs, mask, mark)
+    body_hash = int.from_bytes(body_mark[-8:], "little", signed=True)
+    return Payload(dumps(meta), record.request, talk, ids, logprobs, mask, mark, body_hash)
 
 
 def _talk(record: Inference) -> tuple[bytes, list[int] | bool | None, bytes]:
