@@ -14,8 +14,8 @@ ALLOWED: dict[str, set[str]] = {
     "releases": {"core"},
     "telemetry": {"core"},
     "weights": {"core"},
-    "engines": {"core", "weights"},
-    "trainer": {"core", "weights"},
+    "engines": {"core", "weights", "config"},
+    "trainer": {"core", "weights", "config"},
     "learning": {"core", "config", "experience", "releases"},
     "evaluation": {"core", "config"},
     "harness": {"core", "config"},
@@ -23,10 +23,10 @@ ALLOWED: dict[str, set[str]] = {
     "control": {"core", "config"},
     "supervisor": {
         "core", "config", "experience", "releases", "telemetry", "weights", "engines", "trainer", "learning", "evaluation",
-        "harness", "gateway",
+        "harness", "gateway", "control",
     },
     "tui": {"core", "control", "config"},
-    "demo": {"core", "control", "config", "engines"},
+    "demo": {"core", "control", "config", "evaluation"},
     "commands": {"core", "control", "config", "supervisor", "tui", "releases", "engines", "learning", "experience", "demo"},
 }
 """Room -> rooms it may import. `config` knows the recipe contract to check recipe settings; `commands` reach releases and

@@ -1,8 +1,9 @@
 """The gate: the port `Evaluating` over a suite and an `Answering`.
 
-Promises: a candidate passes the full gate only when it was shown better (gated cadence) or was not shown worse than the margin
-(rolling cadence); missing answers never count as scores; an outage raises `EvaluationError` and decides nothing. Everything the
-verdict rests on is in its evidence. Does not know publishing.
+Promises: a candidate passes the full gate only when it was shown better. On the rolling cadence one that was shown neither
+better nor worse than the margin is `inconclusive`: the run goes on and is judged again. Missing answers never count as scores;
+an outage raises `EvaluationError` and decides nothing. Everything the verdict rests on is in its evidence. Does not know
+publishing.
 """
 
 import asyncio
@@ -150,13 +151,15 @@ def settle_gated(course: Course, conclusion: Conclusion, settings: EvaluationSet
 
 
 def settle_rolling(course: Course, conclusion: Conclusion, settings: EvaluationSettings) -> tuple[Outcome, str]:
-    """Take back only what was shown worse."""
+    """Take back only what was shown worse; only what was shown better becomes the next reference, so drift cannot creep in."""
     if (blocked := _blocked(course)) is not None:
         return Outcome.REJECT, blocked
     score = f"{conclusion.wins} wins, {conclusion.losses} losses, {conclusion.ties} ties on {conclusion.pairs} items"
     if conclusion.result == "worse":
         return Outcome.REJECT, f"shown worse by more than {settings.regression_margin:g}: {score}"
-    return Outcome.SELECT, f"not shown worse by more than {settings.regression_margin:g}: {score}"
+    if conclusion.result == "better":
+        return Outcome.SELECT, f"shown better: {score}"
+    return Outcome.INCONCLUSIVE, f"not shown worse by more than {settings.regression_margin:g}, nor better: {score}"
 
 
 def _blocked(course: Course) -> str | None:

@@ -1,15 +1,14 @@
 """The local engine of a deployment: model folder, process, client, chat template and the releases it serves."""
 
 import asyncio
-import secrets
-import sys
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from reef_cli.config.paths import Home, cache_at
 from reef_cli.config.schema import EngineSettings
-from reef_cli.core.errors import ConfigError
+from reef_cli.core.errors import EngineUnavailable
+from reef_cli.engines import launch as launching
 from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.models import ModelStore
@@ -21,55 +20,81 @@ EMBEDDED_CONTEXT = 4096
 
 
 class LocalEngine:
-    """Owns the engine process (or the connection to one that runs already)."""
+    """Owns the engine process, or the connection to an SGLang that runs already."""
 
     def __init__(self, settings: EngineSettings, home: Home, *, push_wait_s: float, environ: Mapping[str, str]) -> None:
         self.settings = settings
         self._home = home
         self._push_wait_s = push_wait_s
         self._environ = environ
-        self.admin_key = secrets.token_urlsafe(24)
-        self.api_key = secrets.token_urlsafe(24)
+        self.process: EngineProcess | None = None
         self.model_dir: Path
         self.chat: ModelChat
-        self.serving: LocalServing
         self.client: EngineClient
-        self.process: EngineProcess | None = None
+        self.serving: LocalServing
 
     async def prepare(self) -> None:
         """Find the model and read its template; starts nothing. Raises `ModelNotFound`, `MissingDependency`."""
+        settings = self.settings
         store = ModelStore(cache_at(self._environ))
-        self.model_dir = await asyncio.to_thread(store.resolve, self.settings.model)
+        self.model_dir = await asyncio.to_thread(store.resolve, settings.model)
         self.chat = await asyncio.to_thread(ModelChat, self.model_dir)
-        if self.settings.kind == "embedded":
-            self.process = self._embedded()
-            url = self.process.url
+        if settings.kind == "sglang" and settings.url:
+            self.client = EngineClient(settings.url, settings.api_key, settings.api_key)
         else:
-            raise ConfigError(f"engine.kind {self.settings.kind} cannot be started here")
-        self.client = EngineClient(url, api_key=self.api_key, admin_key=self.admin_key)
-        self.serving = LocalServing(self.client, push_wait_s=self._push_wait_s)
+            self.process = EngineProcess(self._launch())
+            self.client = self.process.client
+        self.serving = LocalServing(
+            self.client, push_wait_s=self._push_wait_s, context_length=self.context_length, model_dir=self.model_dir
+        )
 
     @property
     def context_length(self) -> int:
-        return self.settings.context_length or min(self.chat.context_length, EMBEDDED_CONTEXT)
+        own = self.chat.context_length
+        return self.settings.context_length or (min(own, EMBEDDED_CONTEXT) if self.settings.kind == "embedded" else own)
+
+    @property
+    def admin_key(self) -> str | None:
+        """The key control routes need; goes to the trainer, never into a log or a command line."""
+        return self.process.launch.admin_key if self.process else self.settings.api_key
 
     async def start(self) -> None:
         """Start the process and wait until it answers."""
         if self.process is not None:
-            await self.process.start(self.client)
+            await self.process.start()
+        else:
+            await self.client.model_info()
 
-    def on_restart(self, callback: Callable[[], Awaitable[Any]]) -> None:
+    def on_restart(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Call back after the engine died and was started again, before requests reach it."""
         if self.process is not None:
-            self.process.on_restart(callback)
+            self.process.on_restart = callback
+
+    def fault(self) -> str | None:
+        """Why the engine cannot serve now, or None."""
+        if self.process is None or self.process.ready:
+            return None
+        return f"the engine is restarting: {self.process.last_death}" if self.process.last_death else "the engine is starting"
 
     async def stop(self) -> None:
         if self.process is not None:
             await self.process.stop()
-        if hasattr(self, "client"):
+        else:
             await self.client.close()
 
-    def _embedded(self) -> EngineProcess:
-        settings = self.settings
-        argv = [sys.executable, "-m", "reef_cli.engines.embedded", "--model-path", str(self.model_dir)]
-        return EngineProcess(argv, log=self._home.logs / "engine.log", start_timeout_s=settings.start_timeout_s)
+    def _launch(self) -> launching.Launch:
+        log = self._home.logs / "engine.log"
+        port = free_port()
+        if self.settings.kind == "sglang":
+            return launching.sglang(self.settings, self.model_dir, port, log, self._home.run / "sglang.json")
+        return launching.embedded(self.settings, self.model_dir, port, log)
+
+
+def free_port() -> int:
+    """A loopback port that is free now. Raises `EngineUnavailable` when there is none."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise EngineUnavailable("No loopback port is free; the engine is unavailable.", why=str(error)) from error

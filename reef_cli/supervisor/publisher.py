@@ -81,13 +81,6 @@ class Publisher:
             for release in self._loaded.pop(scenario, []):
                 self._unload_later(release)
 
-    async def reload(self) -> None:
-        """Load every served release again, after the engine was restarted."""
-        for scenario, release in list(self._served.items()):
-            async with self._lock(scenario):
-                self._loaded.pop(scenario, None)
-                await self._load(release)
-
     def served(self, scenario: str) -> Release:
         try:
             return self._served[scenario]

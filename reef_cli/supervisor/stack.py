@@ -106,7 +106,7 @@ class Stack:
         await self._listen()
         if self.engine is not None:
             await self.engine.start()
-            self.engine.on_restart(self.publisher.reload)
+            self.engine.on_restart(self.engine.serving.restore)
         await self._open_scenarios()
         if self.worker is not None:
             await self.worker.recover()
@@ -261,7 +261,7 @@ class Stack:
             learning=self.worker,
             chat=self.engine.chat if self.engine else None,
             status=self.status.snapshot,
-            ready=lambda: self.fault,
+            ready=self.not_ready,
             clock=self.clock,
             draining=self.draining,
             recipe_name=self.recipe.name if self.recipe else None,
@@ -274,6 +274,10 @@ class Stack:
         )
         self.server = await gateway_app.serve(gateway_app.build_app(deps), reef.host, reef.port)
         self.listening.set()
+
+    def not_ready(self) -> str | None:
+        """Why requests cannot be served now, or None."""
+        return self.fault or (self.engine.fault() if self.engine else None)
 
     # -- scenarios -----------------------------------------------------------------------------------------------------
 

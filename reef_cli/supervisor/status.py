@@ -40,7 +40,7 @@ class Status:
                 "kind": settings.engine.kind,
                 "model": settings.engine.model,
                 "url": settings.engine.url if settings.engine.kind == "upstream" else None,
-                "state": "ready" if stack.fault is None else stack.fault,
+                "state": stack.not_ready() or "ready",
                 "restarts": process.restarts if process else 0,
             },
             "trainer": {"pids": stack.trainer.pids, "starts": stack.trainer.starts} if stack.trainer else None,

@@ -201,13 +201,13 @@ async def test_all_anchors_are_asked_before_anything_is_selected(judge):
 
 async def test_rolling_returns_only_what_was_shown_worse(judge):
     same, _ = await judge(lambda name, question, sampling: "yes", cadence=Cadence.ROLLING)
-    assert same.outcome is Outcome.SELECT and "not shown worse" in same.reason and same.evidence["gate"] == "rolling"
+    assert same.outcome is Outcome.INCONCLUSIVE and "not shown worse" in same.reason and same.evidence["gate"] == "rolling"
     worse, _ = await judge(lambda name, question, sampling: "no" if name == NEW else "yes", cadence=Cadence.ROLLING)
     assert worse.outcome is Outcome.REJECT and worse.evidence["stopped_early"]
     slightly = lambda name, question, sampling: "no" if name == NEW and int(question[1:]) % 10 == 0 else "yes"  # noqa: E731
     assert (await judge(slightly, items=200, cadence=Cadence.ROLLING))[0].outcome is Outcome.REJECT
     kept, _ = await judge(slightly, items=200, cadence=Cadence.ROLLING, regression_margin=0.15)
-    assert kept.outcome is Outcome.SELECT and kept.evidence["test"]["margin"] == 0.15
+    assert kept.outcome is Outcome.INCONCLUSIVE and kept.evidence["test"]["margin"] == 0.15
 
 
 async def test_identical_noisy_candidates_rarely_pass(suite, release, scripted):
