@@ -102,12 +102,12 @@ def shredded(pieces: list[Piece], seed: int) -> list[Piece]:
         text = piece.text
         while text:
             size = dice.randint(1, 4)
-            small.append(Piece(piece.kind, text[:size], piece.index, choice=piece.choice))
+            small.append(Piece(piece.kind, text[:size], piece.number, choice=piece.choice))
             text = text[size:]
     first = next((at for at, piece in enumerate(small) if piece.kind == "call"), len(small))
     lanes: dict[int, list[Piece]] = {}
     for piece in small[first:]:
-        lanes.setdefault(piece.index, []).append(piece)
+        lanes.setdefault(piece.number, []).append(piece)
     mixed = small[:first]
     while lanes:
         # Calls open in their order; their arguments may come in any.

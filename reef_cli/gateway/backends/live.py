@@ -102,8 +102,8 @@ class LiveText:
             pieces.append(Piece("text", content[len(self.text) :], choice=self._choice))
         for index, call in enumerate(answer.tool_calls):
             function = call["function"]
-            pieces.append(Piece("call", index=index, id=call["id"], name=function["name"], choice=self._choice))
-            pieces.append(Piece("arguments", function["arguments"], index=index, choice=self._choice))
+            pieces.append(Piece("call", number=index, id=call["id"], name=function["name"], choice=self._choice))
+            pieces.append(Piece("arguments", function["arguments"], number=index, choice=self._choice))
         return pieces
 
 

@@ -97,19 +97,21 @@ class _Flow:
         """Add what of the provider's headers the client may see."""
 
     async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """The provider's bytes as they come; breaks surface as `UpstreamError` or `UpstreamTimeout`."""
+        """The provider's bytes as they come; breaks surface as `UpstreamError` or `UpstreamTimeout`.
+
+        All the time of a stream counts as waiting for the provider: a clock read per chunk would cost more than it tells.
+        """
         clock, context = self.call.deps.clock, self.call.context
-        asked = clock.monotonic()
+        began = clock.monotonic()
         try:
             async for chunk in response.content.iter_any():
-                now = clock.monotonic()
-                context.waited(now - asked)
                 if self.first_s is None:
-                    self.first_s = now - context.started
+                    self.first_s = clock.monotonic() - context.started
                 yield chunk
-                asked = clock.monotonic()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise broken(error) from error
+        finally:
+            context.waited(clock.monotonic() - began)
 
     async def _unstreamed(self, response: aiohttp.ClientResponse) -> None:
         """The provider answered whole although a stream was asked for: the client gets its stream all the same."""
@@ -157,6 +159,10 @@ class PassThrough(_Flow):
                 break
         else:
             await self.stream.send(self.relay.end())
+        if self.call.receipt is None and self.relay.held:
+            await self.stream.send(self.relay.held)
+            await _let_close(response)
+            return
         answers = self._answers()
         if self.relay.held:
             await self._whole(answers)

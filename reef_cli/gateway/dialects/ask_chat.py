@@ -142,7 +142,10 @@ class Reader:
         if chunk.get("usage"):
             self.told_usage = chunk["usage"]
             self.usage = usage_of(chunk["usage"])
-        return [piece for choice in chunk.get("choices") or () for piece in self._choice(choice)]
+        choices = chunk.get("choices") or []
+        return (
+            self._choice(choices[0]) if len(choices) == 1 else [piece for choice in choices for piece in self._choice(choice)]
+        )
 
     def _choice(self, choice: Mapping[str, Any]) -> list[Piece]:
         number = choice.get("index") or 0
@@ -186,9 +189,9 @@ def _call(call: Mapping[str, Any], choice: int, assembly: Assembly) -> list[Piec
         index = assembly.opened if function.get("name") else max(assembly.opened - 1, 0)
     pieces = []
     if not assembly.knows(index) and function.get("name"):
-        pieces.append(Piece("call", index=index, id=call.get("id") or f"call_{index}", name=function["name"], choice=choice))
+        pieces.append(Piece("call", number=index, id=call.get("id") or f"call_{index}", name=function["name"], choice=choice))
     if function.get("arguments"):
-        pieces.append(Piece("arguments", function["arguments"], index=index, choice=choice))
+        pieces.append(Piece("arguments", function["arguments"], number=index, choice=choice))
     return pieces
 
 

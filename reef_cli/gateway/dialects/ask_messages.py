@@ -177,8 +177,8 @@ def _whole(block: Mapping[str, Any], index: int) -> list[Piece]:
         case "redacted_thinking":
             return [Piece("redacted", block.get("data") or "")]
         case "tool_use":
-            call = Piece("call", index=index, id=block.get("id") or "", name=block.get("name") or "")
-            return [call, Piece("arguments", orjson.dumps(block.get("input") or {}).decode(), index=index)]
+            call = Piece("call", number=index, id=block.get("id") or "", name=block.get("name") or "")
+            return [call, Piece("arguments", orjson.dumps(block.get("input") or {}).decode(), number=index)]
     return []
 
 
@@ -222,7 +222,7 @@ class Reader:
                 return self._delta(data.get("index") or 0, data.get("delta") or {})
             case "content_block_stop" if (index := data.get("index") or 0) in self._bare:
                 self._bare.discard(index)
-                return [Piece("arguments", "{}", index=self._calls[index])]
+                return [Piece("arguments", "{}", number=self._calls[index])]
             case "message_delta":
                 delta = data.get("delta") or {}
                 if delta.get("stop_reason"):
@@ -241,11 +241,11 @@ class Reader:
             case "tool_use":
                 number = self._calls[index] = len(self._calls)
                 self._bare.add(index)
-                call = Piece("call", index=number, id=block.get("id") or "", name=block.get("name") or "")
+                call = Piece("call", number=number, id=block.get("id") or "", name=block.get("name") or "")
                 if not block.get("input"):
                     return [call]
                 self._bare.discard(index)
-                return [call, Piece("arguments", orjson.dumps(block["input"]).decode(), index=number)]
+                return [call, Piece("arguments", orjson.dumps(block["input"]).decode(), number=number)]
             case "text" if block.get("text"):
                 return [Piece("text", block["text"])]
             case "thinking" if block.get("thinking"):
@@ -264,5 +264,5 @@ class Reader:
                 return [Piece("signature", delta.get("signature") or "")]
             case "input_json_delta" if delta.get("partial_json"):
                 self._bare.discard(index)
-                return [Piece("arguments", delta["partial_json"], index=self._calls.get(index, 0))]
+                return [Piece("arguments", delta["partial_json"], number=self._calls.get(index, 0))]
         return ()

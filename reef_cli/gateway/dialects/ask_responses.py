@@ -145,8 +145,8 @@ def _whole(item: Mapping[str, Any], index: int) -> list[Piece]:
             return [Piece("reasoning", part.get("text") or "") for part in parts]
         case "function_call":
             call_id = item.get("call_id") or item.get("id") or ""
-            call = Piece("call", index=index, id=call_id, name=item.get("name") or "")
-            return [call, Piece("arguments", item.get("arguments") or "", index=index)]
+            call = Piece("call", number=index, id=call_id, name=item.get("name") or "")
+            return [call, Piece("arguments", item.get("arguments") or "", number=index)]
     return []
 
 
@@ -192,7 +192,7 @@ class Reader:
             case "response.output_item.added" if (data.get("item") or {}).get("type") == "function_call":
                 return [piece for piece in _whole(data["item"], index) if piece.kind == "call"]
             case "response.function_call_arguments.delta":
-                return self._told_piece(index, Piece("arguments", data.get("delta") or "", index=index))
+                return self._told_piece(index, Piece("arguments", data.get("delta") or "", number=index))
             case "response.output_item.done":
                 return self._item(index, data.get("item") or {})
             case "response.completed" | "response.incomplete":

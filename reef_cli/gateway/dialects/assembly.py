@@ -60,9 +60,9 @@ class Assembly:
             case "redacted":
                 self._redacted.append(piece.text)
             case "call":
-                self._calls[piece.index] = _Call(piece.id, piece.name)
+                self._calls[piece.number] = _Call(piece.id, piece.name)
             case "arguments":
-                self._calls.setdefault(piece.index, _Call("", "")).arguments.append(piece.text)
+                self._calls.setdefault(piece.number, _Call("", "")).arguments.append(piece.text)
 
     def knows(self, index: int) -> bool:
         """Whether tool call `index` was opened."""

@@ -218,9 +218,9 @@ class ChatEncoder:
                 delta = {"redacted_thinking": [piece.text]}
             case "call":
                 function = {"name": piece.name, "arguments": ""}
-                delta = {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
+                delta = {"tool_calls": [{"index": piece.number, "id": piece.id, "type": "function", "function": function}]}
             case "arguments":
-                delta = {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+                delta = {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
         return self._delta(piece.choice, delta)
 
     def keepalive(self) -> bytes:
