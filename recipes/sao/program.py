@@ -75,7 +75,10 @@ class SAOProgram(Program):
     def reset(self, policy: Policy) -> None:
         self.steps = 0
         self.critic = Critic(policy.hidden_size, self.settings.critic_width, policy.seed).to(policy.device)
-        self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=self.settings.critic_lr, weight_decay=0.0)
+        # Little momentum: while rewards rise quickly, a heavier average overshoots them and turns good answers into bad news.
+        self.critic_optimizer = torch.optim.AdamW(
+            self.critic.parameters(), lr=self.settings.critic_lr, betas=(0.5, 0.95), weight_decay=0.0
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "critic": self.critic.state_dict(), "optimizer": self.critic_optimizer.state_dict()}
@@ -205,7 +208,8 @@ def _ratio_metrics(policy: Policy, batch: Batch, seen: Sequence[_Seen]) -> dict[
     for part in seen:
         log_rho = part.log_rho.double().clamp(-importance.LOG_RATIO_LIMIT, importance.LOG_RATIO_LIMIT)
         rho = part.rho.double()
-        fresh = torch.tensor([batch.lag(i) == 0 for i in part.micro.rows], device=policy.device)[part.micro.row]
+        fresh = torch.tensor([batch.lag(i) == 0 for i in part.micro.rows], dtype=torch.bool, device=policy.device)
+        fresh = fresh[part.micro.row]
         sums += torch.stack(
             [
                 (part.weight == 0).sum().double(),

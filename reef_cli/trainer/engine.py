@@ -67,6 +67,7 @@ class Policy:
         self.seed = seed
         self.settings = settings
         self.device = next(actor.parameters()).device
+        actor.partitioned_head = settings.zero_stage == 3
         self.dirty = False
         """Whether gradients of a step called off are still there; `load` or `start` clears them."""
         self.tick: Callable[[str, int, int], None] = lambda _phase, _done, _total: None

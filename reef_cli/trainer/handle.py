@@ -173,7 +173,9 @@ class TrainerHandle:
     ) -> Mapping[str, Any]:
         while True:
             try:
-                message = await asyncio.wait_for(rank.receive(), silence_s)
+                # Not `wait_for`: in Python 3.11 it can swallow a cancellation that meets an arriving message.
+                async with asyncio.timeout(silence_s):
+                    message = await rank.receive()
             except TimeoutError as error:
                 raise await self._too_slow(group, f"gave no sign of life for {silence_s:g} s") from error
             match message:

@@ -46,6 +46,8 @@ class Actor(nn.Module):
         causal = self.causal
         self.hidden_size: int = causal.config.get_text_config().hidden_size
         self.split_head = _head_is_plain(causal)
+        self.partitioned_head = False
+        """Set under ZeRO stage 3, where the head's weight is spread over the ranks."""
 
     @property
     def causal(self) -> Any:
@@ -70,9 +72,19 @@ class Actor(nn.Module):
                 return hidden.new_zeros(0), hidden.new_zeros(0), hidden
             if logits is not None:
                 logprobs, entropy = selected_logprobs(logits[row, column], ids, temperature)
+            elif self.partitioned_head:
+                logprobs, entropy = self._through_gathered_head(states, hidden, ids, temperature)
             else:
                 logprobs, entropy = linear_logprobs(hidden, self.causal.get_output_embeddings(), ids, temperature)
         return logprobs, entropy, hidden
+
+    def _through_gathered_head(self, states: Tensor, hidden: Tensor, ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """ZeRO-3 gathers the head once per module call: every rank calls it exactly once, also one without action tokens."""
+        head = self.causal.get_output_embeddings()
+        if len(hidden) == 0:
+            nothing = 0 * head(states[0, :1]).float().sum()
+            return torch.zeros(ids.shape, device=hidden.device) + nothing, torch.zeros(0, device=hidden.device)
+        return selected_logprobs(head(hidden), ids, temperature)
 
     def _body(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.split_head:

@@ -10,9 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,25 +23,41 @@ TAIL_LINES = 15
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
-@dataclass(slots=True)
 class Rank:
-    """One process and the server's end of its socket."""
+    """One process and the server's end of its socket. Frames are read by a task of their own, so waiting can be cancelled."""
 
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.process = process
+        self.writer = writer
+        self._inbox: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._pump = asyncio.create_task(self._read(reader))
 
     async def send(self, message: Message) -> None:
         self.writer.write(protocol.encode(message))
         await self.writer.drain()
 
     async def receive(self) -> Message | None:
-        """The next message; None when the process is gone."""
+        """The next message; None when the process is gone, also when asked again."""
+        message = await self._inbox.get()
+        if message is None:
+            self._inbox.put_nowait(None)
+        return message
+
+    async def close(self) -> None:
+        """Close the socket and reap the process, which must be dying."""
+        self.writer.close()
+        await self.process.wait()
+        self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
-            (length,) = protocol.HEADER.unpack(await self.reader.readexactly(protocol.HEADER.size))
-            return protocol.decode(await self.reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+            while True:
+                (length,) = protocol.HEADER.unpack(await reader.readexactly(protocol.HEADER.size))
+                self._inbox.put_nowait(protocol.decode(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError, TrainerError):
+            # A frame that cannot be read is as final as the end of the socket.
+            self._inbox.put_nowait(None)
 
 
 class RankGroup:
@@ -79,10 +93,10 @@ class RankGroup:
 
     async def death(self, rank: Rank) -> TrainerError:
         """Why a rank that closed its socket is gone."""
-        try:
-            code = await asyncio.wait_for(rank.process.wait(), 10)
-        except TimeoutError:
-            code = None
+        code = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                code = await rank.process.wait()
         tail = await asyncio.to_thread(log_tail, self._log)
         return describe_death(code, tail, _oom_kills() > self._kills_before)
 
@@ -90,20 +104,16 @@ class RankGroup:
         """SIGKILL every rank's session and wait; also after they have ended."""
         for rank in self.ranks:
             _signal_session(rank.process.pid, signal.SIGKILL)
-            rank.writer.close()
-        await self._join([rank.process.wait() for rank in self.ranks])
+        await asyncio.gather(*(rank.close() for rank in self.ranks))
 
     async def stop(self, grace_s: float) -> None:
         """Ask them to leave; kill those that have not within `grace_s`."""
         await self.send(protocol.Stop())
         if grace_s > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._join([rank.process.wait() for rank in self.ranks]), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await asyncio.gather(*(rank.process.wait() for rank in self.ranks))
         await self.kill()
-
-    @staticmethod
-    async def _join(waits: list[Awaitable[int]]) -> None:
-        await asyncio.gather(*waits)
 
 
 async def _spawn(env: dict[str, str], sink: IO[bytes]) -> Rank:
