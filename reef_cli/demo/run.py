@@ -99,6 +99,7 @@ def play(
     server = Server(home, example / "demo.yaml", flags)
     try:
         client = server.wait_ready(300.0, show.phase)
+        client.post("/reef/scenarios", {"name": SCENARIO})
         before = _measure(client, show, "before learning")
         user = User(
             SCENARIO, Suite.load(example / "suite.jsonl").select("development").items, Style(8, 40, 1.0, 32), server.clone, seed
@@ -127,12 +128,12 @@ def example_folder() -> Path:
 def _learn(client: Client, user: User, show: Show, steps: int) -> tuple[int, list[float]]:
     """Let the user talk until enough steps were released, then wait for the run's final gate."""
     user.start()
-    first = _scenario(client)["head"]["step"]
+    first = int(_scenario(client)["step"])
     try:
         while True:
             state = _scenario(client)
             user.waiting = int(state["counts"].get("queued", 0))
-            done = int(state["head"]["step"]) - first
+            done = int(state["step"]) - first
             show.learning(done, steps, state, user.recent)
             if user.fault is not None:
                 raise user.fault
@@ -155,12 +156,12 @@ def _quiet(client: Client, show: Show) -> None:
 
 def _scenario(client: Client) -> dict[str, Any]:
     rows: list[dict[str, Any]] = client.get("/reef/status")["scenarios"]
-    return next(row for row in rows if (row.get("scenario") or row.get("name")) == SCENARIO)
+    return next(row for row in rows if row["name"] == SCENARIO)
 
 
 def _measure(client: Client, show: Show, when: str) -> Measured:
     show.phase(f"measuring held-out answers {when}")
-    head = _scenario(client)["head"]["release_id"]
+    head = _scenario(client)["head"]
     report = client.post(f"/reef/scenarios/{SCENARIO}/evaluate", {"release_id": head}, timeout_s=600.0)
     answers = {row["item"]: row["text"] for row in report["rows"]}
     low, high = report["interval"]

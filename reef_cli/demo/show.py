@@ -45,7 +45,7 @@ class Show:
         """A look at the running job: step, phase, release, reward curve."""
         rewards = [float(value) for value in state.get("rewards", [])]
         self._curve = f"reward {sparkline(rewards)} {rewards[-1]:.2f}" if rewards else f"reward so far {recent:.2f}"
-        head = state["head"]["release_id"]
+        head = state["head"]
         queued = state["counts"].get("queued", 0)
         self._phase = f"step {done}/{steps}   release {head}   {state['state']} {state.get('phase', '')}   {queued} waiting"
         if self._live is None and time.monotonic() - self._printed > _EVERY_S:

@@ -12,7 +12,7 @@ from reef_cli.engines import launch as launching
 from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.models import ModelStore
-from reef_cli.engines.process import EngineProcess
+from reef_cli.engines.process import EngineProcess, Launch
 from reef_cli.engines.serving import LocalServing
 
 EMBEDDED_CONTEXT = 4096
@@ -82,7 +82,7 @@ class LocalEngine:
         else:
             await self.client.close()
 
-    def _launch(self) -> launching.Launch:
+    def _launch(self) -> Launch:
         log = self._home.logs / "engine.log"
         port = free_port()
         if self.settings.kind == "sglang":
