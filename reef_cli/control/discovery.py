@@ -32,6 +32,12 @@ class Running:
         temporary.replace(path)
 
 
+def first_token(text: str) -> str | None:
+    """The main token of a token file: the first word of the first line that is no comment."""
+    lines = (line.split() for line in text.splitlines())
+    return next((words[0] for words in lines if words and not words[0].startswith("#")), None)
+
+
 def read_running(path: Path) -> Running | None:
     """What the discovery file says, or None when there is none or it is damaged. Says nothing about liveness."""
     try:
@@ -84,13 +90,13 @@ def _started_at(pid: int) -> float | None:
 def read_token(environ: Mapping[str, str], token_file: Path | None, running: Running | None, home_token: Path) -> str | None:
     """The token to send: `--token-file`, else `REEF_TOKEN`, else the running server's file, else `<home>/token`."""
     if token_file is not None:
-        return token_file.read_text(encoding="utf-8").strip() or None
+        return first_token(token_file.read_text(encoding="utf-8"))
     if environ.get("REEF_TOKEN", "").strip():
         return environ["REEF_TOKEN"].strip()
     candidates = [Path(running.token_file)] if running is not None and running.token_file else []
     for path in (*candidates, home_token):
         try:
-            if token := path.read_text(encoding="utf-8").strip():
+            if token := first_token(path.read_text(encoding="utf-8")):
                 return token
         except OSError:
             continue

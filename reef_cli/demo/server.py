@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from reef_cli.control.client import Client
-from reef_cli.control.discovery import read_running
+from reef_cli.control.discovery import first_token, read_running
 from reef_cli.core.errors import NotRunning, ReefError
 
 
@@ -66,7 +66,7 @@ class Server:
         running = read_running(self.home / "run" / "serve.json")
         if running is None or running.pid != self._process.pid:
             return None
-        token = Path(running.token_file).read_text(encoding="utf-8").strip() if running.token_file else None
+        token = first_token(Path(running.token_file).read_text(encoding="utf-8")) if running.token_file else None
         return Client(running.url, token, timeout_s=600.0)
 
     def clone(self) -> Client:

@@ -129,6 +129,8 @@ class Deps:
     """`(scenario, job_id)`: stop a running job; its samples return to the queue. Raises `JobNotFound`."""
     request_step: Callable[[str], None] | None = None
     """Take a learning step with what is queued, batch full or not."""
+    request_gate: Callable[[str], Awaitable[str]] | None = None
+    """Judge the head with the full evaluation now; the id of the job that does. Raises `JobOut`."""
     routing: Callable[[str], Mapping[str, Any]] | None = None
     set_routing: Callable[[str, Mapping[str, Any]], Awaitable[Release | None]] | None = None
     contract: Callable[[str], Mapping[str, Any]] | None = None

@@ -292,6 +292,16 @@ def checkpoint_for(connection: sqlite3.Connection, scenario: str, content_id: st
     return str(row[0]) if row else None
 
 
+def checkpoints(connection: sqlite3.Connection, scenario: str, limit: int = 200) -> list[tuple[str, str]]:
+    """`(content_id, folder)` of the trainer states that settled jobs left, newest first."""
+    rows = connection.execute(
+        "SELECT content_id, json_extract(detail, '$.checkpoint') AS folder FROM jobs"
+        " WHERE scenario = ? AND state = 'settled' AND folder IS NOT NULL ORDER BY seq DESC LIMIT ?",
+        (scenario, limit),
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
 def _event(
     connection: sqlite3.Connection, job_id: str, scenario: str, at: float, state: JobState, detail: Mapping[str, Any]
 ) -> None:

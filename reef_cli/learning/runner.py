@@ -49,11 +49,15 @@ class ReleaseStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How winners are released: cadence of the deployment, and whether a person decides."""
+    """How winners are released, and how much of the trainer's past is kept.
+
+    `keep_checkpoints` counts trainer states besides those of the head, the last gated release and held candidates.
+    """
 
     cadence: Cadence
     review: bool
     gate_every: int
+    keep_checkpoints: int = 3
 
 
 @dataclass
@@ -258,7 +262,25 @@ class Runner:
         return True
 
     async def _settle(self, job: Job) -> Job:
-        return await self._log.write(lambda c: jobs.settle(c, job, self._clock.now()))
+        settled = await self._log.write(lambda c: jobs.settle(c, job, self._clock.now()))
+        await asyncio.to_thread(self._prune, job.scenario)
+        return settled
+
+    def _prune(self, scenario: str) -> None:
+        """Delete trainer states no later step can start from soon; a rollback to an older release starts from its weights."""
+        chain = self._releases.list(scenario)
+        live = {release.content_id for release in chain if release.pending}
+        live |= {last_gated(chain).content_id, next(release for release in chain if not release.pending).content_id}
+        with self._log.read() as connection:
+            kept = jobs.checkpoints(connection, scenario)
+        spare = [folder for content_id, folder in kept if content_id not in live][self._policy.keep_checkpoints :]
+        newest: set[str] = set()
+        for content_id, folder in kept:
+            if content_id in live and content_id in newest:
+                spare.append(folder)
+            newest.add(content_id)
+        for folder in spare:
+            shutil.rmtree(folder, ignore_errors=True)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 

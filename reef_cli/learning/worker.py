@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reef_cli.core.clock import Clock
-from reef_cli.core.errors import JobCancelled, JobOut, ReefError
+from reef_cli.core.errors import EngineUnavailable, JobCancelled, JobOut, ReefError
 from reef_cli.core.ids import ReleaseId, new_release_id
 from reef_cli.core.ports import Publishing
 from reef_cli.core.types import Cadence, Operation, Release, Report
@@ -120,6 +120,7 @@ class LearningWorker:
             raise JobOut(f"A job of {scenario} is under way.", hint="Wait for it: `reef jobs list`.")
         head = self._head(scenario)
         job = await self._open(scenario, head, [], {"gate_only": True}, content_id=head.content_id)
+        self._idle_gated[scenario] = head.release_id
         self._start(job)
         return job
 
@@ -171,7 +172,7 @@ class LearningWorker:
             await self._admit(scenario)
             if len(self._running) >= self._settings.slots or scenario in self._running:
                 continue
-            if self._log.scenarios.get(scenario).paused:
+            if self._log.scenarios.get(scenario).paused or not self._opened(scenario):
                 continue
             job = await self._next_job(scenario)
             if job is not None:
@@ -260,6 +261,14 @@ class LearningWorker:
             self._wake.set()
 
         task.add_done_callback(done)
+
+    def _opened(self, scenario: str) -> bool:
+        """Whether the scenario is served already; a new one is opened moments after its row appears."""
+        try:
+            self._publishing.served(scenario)
+        except EngineUnavailable:
+            return False
+        return True
 
     def _head(self, scenario: str) -> Release:
         return self._publishing.served(scenario)

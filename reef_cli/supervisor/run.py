@@ -16,7 +16,7 @@ from typing import IO
 
 from reef_cli.config.load import Loaded
 from reef_cli.config.paths import Home
-from reef_cli.control.discovery import Running
+from reef_cli.control.discovery import Running, first_token
 from reef_cli.core.errors import AlreadyRunning, MissingDependency
 from reef_cli.gateway.auth import TokenBook, open_tokens
 from reef_cli.supervisor.stack import Stack
@@ -30,7 +30,7 @@ def run(loaded: Loaded) -> int:
     with _owner(home):
         fresh = not home.token.exists()
         tokens = open_tokens(loaded.settings.reef, home.root)
-        made = home.token.read_text(encoding="utf-8").strip() if fresh and home.token.exists() else None
+        made = first_token(home.token.read_text(encoding="utf-8")) if fresh and home.token.exists() else None
         handler = logs.setup(home.root, loaded.settings.telemetry.log_level, _secrets(loaded, made))
         try:
             return asyncio.run(_main(loaded, home, tokens, made))

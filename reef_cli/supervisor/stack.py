@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,13 @@ from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.publisher import Publisher
 from reef_cli.supervisor.status import Status
 from reef_cli.telemetry.metrics import Metrics
+from reef_cli.telemetry.traces import open_tracer
 from reef_cli.trainer.handle import TrainerHandle
 
 logger = logging.getLogger(__name__)
+
+RETAIN_EVERY_S = 60.0
+"""How often records beyond the limits of `storage` are evicted."""
 
 FOLLOW_EVERY_S = 2.0
 """How often the chains are looked at for heads that other processes moved."""
@@ -112,6 +117,8 @@ class Stack:
             await self.worker.recover()
             self._spawn(self.worker.run(), "learning")
         self._spawn(self._follow(), "follow")
+        if self.settings.storage.keep_bytes is not None or self.settings.storage.keep_days is not None:
+            self._spawn(self._retain(), "retain")
         self.fault = None
 
     async def stop(self) -> None:
@@ -207,7 +214,9 @@ class Stack:
             training=self.trainer,
             evaluating=gate,
             recipe=recipe,
-            policy=Policy(cadence, settings.reef.publish == "review", recipe.settings.gate_every),
+            policy=Policy(
+                cadence, settings.reef.publish == "review", recipe.settings.gate_every, settings.storage.keep_checkpoints
+            ),
             workspace=self.home.checkpoints,
             clock=self.clock,
         )
@@ -271,6 +280,10 @@ class Stack:
             evaluate=self.evaluations.evaluate,
             cancel_job=self._cancel if self.worker else None,
             request_step=self.worker.request_step if self.worker else None,
+            request_gate=self._request_gate if self.worker else None,
+            contract=self._contract if self.recipe else None,
+            metrics_on=self.settings.telemetry.metrics,
+            tracer=open_tracer(self.settings.telemetry.tracing),
         )
         self.server = await gateway_app.serve(gateway_app.build_app(deps), reef.host, reef.port)
         self.listening.set()
@@ -304,6 +317,29 @@ class Stack:
     async def _cancel(self, scenario: str, job_id: str) -> None:
         if self.worker is not None:
             await self.worker.cancel(scenario, job_id)
+
+    async def _request_gate(self, scenario: str) -> str:
+        assert self.worker is not None
+        return (await self.worker.request_gate(scenario)).id
+
+    def _contract(self, _scenario: str) -> Mapping[str, Any]:
+        """What the recipe says of itself, for `GET /reef/scenarios/{s}/contract`."""
+        assert self.recipe is not None
+        recipe, settings = self.recipe, asdict(self.recipe.settings)
+        return {"surface": recipe.surface, "cadence": recipe.cadence, "title": recipe.title, "settings": settings}
+
+    async def _retain(self) -> None:
+        """Evict consumed records beyond the limits of `storage`; what went is counted and listed by the log."""
+        storage = self.settings.storage
+        while True:
+            try:
+                gone = await self.log.retain(keep_bytes=storage.keep_bytes, keep_days=storage.keep_days)
+            except ReefError as error:
+                logger.warning("retention failed: %s", error)
+            else:
+                if gone.records or gone.reports:
+                    logger.info("evicted %d records and %d reports, %d bytes", gone.records, gone.reports, gone.freed_bytes)
+            await asyncio.sleep(RETAIN_EVERY_S)
 
     async def _follow(self) -> None:
         """Serve heads that an offline command or another process moved."""

@@ -220,3 +220,18 @@ async def test_the_ledger_tells_every_transition(world: World) -> None:
     with world.log.read() as connection:
         told = [row[0] for row in connection.execute("SELECT state FROM job_events ORDER BY seq")]
     assert told == [state for state in JobState if state is not JobState.FAILED]
+
+
+async def test_only_states_a_later_step_may_start_from_are_kept(tmp_path: Path) -> None:
+    world = await World(tmp_path, policy=Policy(Cadence.GATED, review=False, gate_every=3, keep_checkpoints=1)).open()
+    for _ in range(5):
+        await world.exchange(), await world.exchange()
+        await world.step()
+    kept = sorted((folder / "state").read_text() for folder in (tmp_path / "work" / "checkpoints" / SCENARIO).iterdir())
+    assert kept == ["state 4", "state 5"]
+    await world.publisher.rollback(SCENARIO, world.releases.list(SCENARIO)[-2].release_id, None, "me")
+    await world.exchange(), await world.exchange()
+    await world.step()
+    # Its state is gone, so the step starts from the weights alone.
+    assert world.trainer.steps[-1][0] is None
+    await world.close()

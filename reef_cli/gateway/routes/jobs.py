@@ -14,7 +14,7 @@ from aiohttp import web
 
 from reef_cli.core.errors import InvalidRequest, JobNotFound, MissingDependency
 from reef_cli.gateway.answers import answer
-from reef_cli.gateway.bodies import int_query
+from reef_cli.gateway.bodies import int_query, only, read_object, text_field
 from reef_cli.gateway.deps import Deps, Route, deps_of
 from reef_cli.gateway.lookup import path_scenario
 
@@ -64,11 +64,21 @@ async def cancel_job(request: web.Request) -> web.Response:
 
 
 async def request_step(request: web.Request) -> web.Response:
-    """Take a step with what is queued, batch full or not; 202, because the job starts when its turn comes."""
+    """`{kind: step|gate}`: take a step with what is queued, batch full or not (the default), or judge the head in full.
+
+    202, because the job starts when its turn comes.
+    """
     deps = deps_of(request)
     scenario = path_scenario(request).name
-    if deps.request_step is None:
+    body = await read_object(request, deps.options.small_limit_bytes) if request.can_read_body else {}
+    only(body, ("kind",))
+    kind = text_field(body, "kind", longest=16) or "step"
+    if kind not in ("step", "gate"):
+        raise InvalidRequest("kind must be 'step' or 'gate'", param="kind")
+    if deps.request_step is None or deps.request_gate is None:
         raise MissingDependency("this deployment does not learn", hint="set reef.recipe in serve.yaml")
+    if kind == "gate":
+        return answer({"scenario": scenario, "requested": True, "job_id": await deps.request_gate(scenario)}, status=202)
     deps.request_step(scenario)
     return answer({"scenario": scenario, "requested": True}, status=202)
 
