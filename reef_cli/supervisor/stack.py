@@ -39,6 +39,7 @@ from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering
 from reef_cli.supervisor.evaluations import Evaluations
 from reef_cli.supervisor.local import LocalEngine
+from reef_cli.supervisor.meters import LearningMeters
 from reef_cli.supervisor.publisher import Publisher
 from reef_cli.supervisor.status import Status
 from reef_cli.telemetry.metrics import Metrics
@@ -108,6 +109,7 @@ class Stack:
         if self.recipe is not None:
             self._build_learning(self.recipe)
         self.status = Status(self)
+        self.metrics.collect(LearningMeters(self.log, self.metrics).collect)
         await self._listen()
         if self.engine is not None:
             await self.engine.start()
