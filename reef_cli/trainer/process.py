@@ -25,6 +25,8 @@ def rank_environment(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": str(threads),
+        # Idle OpenMP threads sleep instead of spinning, or the engine beside the trainer is starved.
+        "OMP_WAIT_POLICY": base.get("OMP_WAIT_POLICY", "PASSIVE"),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

@@ -48,6 +48,12 @@ def sample(index: int, reward: float = 1.0, step: int = 0, length: int = 5, mask
     return Sample(RecordId(f"s{index}"), (RecordId(f"r{index}"),), trace, reward, ("base",), step, 0.0)
 
 
+def trace_of(index: int, prompt: list[int], output: list[int], logprobs: list[float], reward: float = 0.0) -> Sample:
+    n = len(output)
+    trace = TokenTrace(tuple(prompt), tuple(output), tuple(logprobs), (1,) * n, (TokenSpan("base", 0, n),))
+    return Sample(RecordId(f"t{index}"), (), trace, reward, ("base",), 0, 0.0)
+
+
 def batch(count: int = 4) -> list[Sample]:
     return [sample(i, reward=float(i % 2), length=4 + i % 3) for i in range(count)]
 

@@ -9,13 +9,14 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from reef_cli.core.errors import TrainerError
-from reef_cli.core.ports import Training, TrainerProgress
+from reef_cli.core.ports import TrainerProgress, Training
 from reef_cli.learning.contract import ProgramSpec
 from reef_cli.trainer.handle import TrainerHandle
 from reef_cli.trainer.ranks import describe_death
@@ -122,7 +123,7 @@ async def test_a_long_phase_beats_at_least_every_two_seconds(make_handle: Make, 
     started = time.monotonic()
     await handle.train("s", release(), None, None, batch(), tmp_path / "1", lambda _: times.append(time.monotonic()))
     beats = [started, *times]
-    assert max(b - a for a, b in zip(beats, beats[1:], strict=False)) < 2
+    assert max(b - a for a, b in pairwise(beats)) < 2
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ async def test_a_trainer_that_cannot_start_says_why(make_handle: Make, path: str
 
 async def test_a_slow_start_hits_the_limit(make_handle: Make) -> None:
     handle = make_handle(settings=replace(TOY, start_timeout_s=0.2))
-    with pytest.raises(TrainerError, match="not ready after|no sign of life"):
+    with pytest.raises(TrainerError, match=r"not ready after|no sign of life"):
         await handle.start()
     assert handle.pids == []
 
