@@ -163,13 +163,10 @@ def one_step(lab: Offline, items: Sequence[Mapping[str, Any]], step: int) -> dic
     answers = lab.sample(prompts, 1.0)
     rewards = lab.scores(items, answers)
     generated = time.perf_counter()
-    samples = [
-        Sample(
-            RecordId(f"{step}-{i}"), (), TokenTrace(tuple(prompt), tuple(ids), tuple(lps), (1,) * len(ids), (TokenSpan("v", 0, len(ids)),)),
-            reward, ("v",), step, 0.0,
-        )
-        for i, (prompt, (ids, lps, _), reward) in enumerate(zip(prompts, answers, rewards, strict=True))
-    ]  # fmt: skip
+    samples = []
+    for i, (prompt, (ids, logprobs, _), reward) in enumerate(zip(prompts, answers, rewards, strict=True)):
+        trace = TokenTrace(tuple(prompt), tuple(ids), tuple(logprobs), (1,) * len(ids), (TokenSpan("v", 0, len(ids)),))
+        samples.append(Sample(RecordId(f"{step}-{i}"), (), trace, reward, ("v",), step, 0.0))
     report = lab.learner.step(samples, base_step=step)
     keys = ("entropy", "k3", "masked_share", "logprob_gap_lag0", "explained_variance", "value_mean", "grad_norm", "skipped")
     shown = {key: report.metrics[key] for key in keys if report.metrics.get(key) is not None}
