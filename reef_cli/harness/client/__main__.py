@@ -100,7 +100,9 @@ def setup(session: Session, args: argparse.Namespace) -> int:
 def diff(session: Session, args: argparse.Namespace) -> int:
     """What differs between the released files and the ones in use."""
     found = sync.changes(session.place, session.spec["launch"]["config"], session.spec["drift"])
-    print(json.dumps(found) if args.json else "\n".join(f"{state} {path}" for path, state in sorted(found.items())))
+    lines = [json.dumps(found)] if args.json else [f"{state} {path}" for path, state in sorted(found.items())]
+    for line in lines:
+        print(line)
     return 0
 
 

@@ -57,14 +57,22 @@ class Limits:
     def __init__(self, requests: int | None = None) -> None:
         self.requests = requests
         self.taken = 0
+        self.refused = 0
+        self.statuses: list[int] = []
         self._lock = threading.Lock()
 
     def take(self) -> bool:
         with self._lock:
             if self.requests is not None and self.taken >= self.requests:
+                self.refused += 1
                 return False
             self.taken += 1
             return True
+
+    def note(self, status: int) -> None:
+        """How a model call ended, as the gateway said; 0 when the connection broke."""
+        with self._lock:
+            self.statuses.append(status)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -127,6 +135,7 @@ class Handler(BaseHTTPRequestHandler):
         return b"".join(parts)
 
     def _answer(self, answer: http.client.HTTPResponse) -> None:
+        self.server.limits.note(answer.status)
         receipt = answer.headers.get("x-reef-agent-record-id")
         if receipt and answer.status < 300:
             self.server.receipt(
@@ -158,6 +167,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _lost(self, error: Exception) -> None:
         """Upstream or client broke off. Before the headers there is an answer to give; after them only breaking is honest."""
+        if not isinstance(error, BrokenPipeError):
+            self.server.limits.note(0)
         if self._started or isinstance(error, BrokenPipeError):
             self.connection.close()
             return
