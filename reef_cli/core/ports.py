@@ -49,12 +49,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Tokens in. `release` None means the engine's base weights; else the release must have been made servable."""
+    """Tokens in. `release` None means the engine's base weights; else the release must have been made servable.
+
+    Where a release replaces all weights of the engine, a request that waited for a push is answered by the newer weights, and
+    its spans say so; `pinned` asks for exactly this release instead.
+    """
 
     input_ids: Sequence[int]
     sampling: Sampling
     release: Release | None = None
     rid: str | None = None
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

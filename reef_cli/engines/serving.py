@@ -7,14 +7,14 @@ again (`restore`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from reef_cli.core.errors import EngineError, EngineUnavailable, PushTimeout
-from reef_cli.core.ids import weight_version
+from reef_cli.core.ids import split_weight_version, weight_version
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Sampling
 from reef_cli.core.types import Release, TokenSpan
 from reef_cli.engines.client import EngineClient
@@ -22,12 +22,17 @@ from reef_cli.engines.client import EngineClient
 BASE = "base"
 
 
+Push = Callable[[Path, str], Awaitable[object]]
+"""Sends an artifact's weights, merged or full, into the engine under a label; the engine is paused meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Full:
-    """Full weights in the engine: their label, and where they came from (None: pushed by the trainer)."""
+    """Weights that are all of the engine: their label, where they came from, and whether the trainer must send them."""
 
     label: str
     directory: Path | None
+    pushed: bool = False
 
 
 class LocalServing:
@@ -41,8 +46,10 @@ class LocalServing:
         push_wait_s: float = 300.0,
         context_length: int | None = None,
         model_dir: Path | None = None,
+        push: Push | None = None,
     ) -> None:
         self.client = client
+        self._push = push
         self._base_label = base_label
         self._push_wait_s = push_wait_s
         self._context_length = context_length
@@ -76,12 +83,12 @@ class LocalServing:
         """Wait at the gate; the adapter's name and the room for new tokens."""
         await self._pass_gate()
         release = request.release
-        if release is not None and not self.servable(release):
+        if release is not None and not self.servable(release) and not self._replaced(release, request.pinned):
             raise EngineUnavailable(
                 f"Release {release.release_id} is not loaded in the engine",
                 hint="try again in a moment, or check `reef status`",
             )
-        adapter = self.version_of(release) if release is not None and release.kind == "lora" else None
+        adapter = self.version_of(release) if release is not None and self._beside(release) else None
         return adapter, await self._room(len(request.input_ids), request.sampling)
 
     async def _pass_gate(self) -> None:
@@ -112,16 +119,27 @@ class LocalServing:
             finally:
                 self._open.set()
 
+    def _beside(self, release: Release) -> bool:
+        """Whether the release stands beside others as a LoRA adapter; with pushes a LoRA release is all of the weights."""
+        return release.kind == "lora" and self._push is None
+
+    def _replaced(self, release: Release, pinned: bool) -> bool:
+        """Whether newer weights of the same scenario took the release's place while an unpinned request waited."""
+        if pinned or self._beside(release):
+            return False
+        named = split_weight_version(self._full.label)
+        return named is None or named[0] == release.scenario
+
     # Releases
 
     async def load(self, release: Release, directory: Path | None) -> None:
         """See the port. Raises `EngineError` when the engine refuses; what it served before it still serves."""
         async with self._changing:
             label = self.version_of(release)
-            if release.kind == "lora":
+            if self._beside(release):
                 await self._load_adapter(label, directory)
-            elif release.kind == "checkpoint":
-                await self._load_full(_Full(label, directory))
+            elif release.kind in ("checkpoint", "lora"):
+                await self._load_full(_Full(label, directory, pushed=self._push is not None))
             elif release.kind == "base":
                 await self._load_full(_Full(self._base_label, self._model_dir))
 
@@ -143,11 +161,10 @@ class LocalServing:
         """Swap weights from disk, unless the trainer has pushed these already."""
         info = await self.client.model_info()
         if info["weight_version"] != full.label:
-            directory = full.directory or Path(info["model_path"])
             async with self.closed():
                 await self.client.pause("retract")
                 try:
-                    await self.client.update_from_disk(directory, full.label)
+                    await self._send(full, Path(info["model_path"]))
                 finally:
                     await self.client.resume()
             found = (await self.client.model_info())["weight_version"]
@@ -156,13 +173,33 @@ class LocalServing:
         await self._probe(None)
         self._full = full
 
+    async def _send(self, full: _Full, own: Path) -> None:
+        """Into the paused engine: from the trainer, or from disk. Half-sent weights are replaced by the last whole ones."""
+        if not full.pushed or full.directory is None or self._push is None:
+            await self.client.update_from_disk(full.directory or own, full.label)
+            return
+        try:
+            await self._push(full.directory, full.label)
+        except EngineError as error:
+            if error.details.get("dirty"):
+                await self._heal(own)
+            raise
+
+    async def _heal(self, own: Path) -> None:
+        """After a push that broke half-way: what served before, else the model's own weights, before anything is generated."""
+        before = self._full
+        if before.pushed and before.directory is not None and self._push is not None:
+            await self._push(before.directory, before.label)
+        else:
+            await self.client.update_from_disk(before.directory or own, before.label)
+
     async def _probe(self, adapter: str | None) -> None:
         """One real token through the new weights."""
         await self.client.generate([0], Sampling(temperature=0.0), max_new_tokens=1, adapter=adapter)
 
     async def unload(self, release: Release) -> None:
         name = self.version_of(release)
-        if release.kind == "lora" and self._adapters.pop(name, None) is not None:
+        if self._beside(release) and self._adapters.pop(name, None) is not None:
             await self.client.unload_lora(name)
 
     async def restore(self) -> None:
@@ -185,9 +222,9 @@ class LocalServing:
         return self._base_label
 
     def servable(self, release: Release) -> bool:
-        if release.kind == "lora":
+        if self._beside(release):
             return self.version_of(release) in self._adapters
-        if release.kind in ("checkpoint", "base"):
+        if release.kind in ("checkpoint", "base", "lora"):
             return self._full.label == self.version_of(release)
         return True
 

@@ -41,9 +41,9 @@ class Call:
         named = self.body.get("model")
         return named if isinstance(named, str) and named else self.deps.model
 
-    def headers(self, weight_version: str | None = None) -> dict[str, str]:
+    def headers(self, weight_version: str | None = None, release_id: str | None = None) -> dict[str, str]:
         """What every answer of this call carries, streamed or not."""
-        headers = {"x-request-id": self.context.request_id, RELEASE_HEADER: self.release.release_id}
+        headers = {"x-request-id": self.context.request_id, RELEASE_HEADER: release_id or self.release.release_id}
         if self.context.capture:
             headers[RECEIPT_HEADER] = self.context.receipt
         if weight_version is not None:

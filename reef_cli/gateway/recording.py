@@ -19,6 +19,7 @@ from reef_cli.core.errors import (
     UnsupportedField,
     UsageError,
 )
+from reef_cli.core.ids import ReleaseId
 from reef_cli.core.types import Inference, TokenTrace
 from reef_cli.gateway import dialects
 from reef_cli.gateway.call import Call
@@ -37,6 +38,8 @@ class Outcome:
     tokens: TokenTrace | None = None
     raw_text: str | None = None
     weight_version: str | None = None
+    release_id: ReleaseId | None = None
+    """The release that made the answer, where it is not the one the request was resolved to."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     first_s: float | None = None
 
@@ -91,7 +94,7 @@ def _inference(call: Call, outcome: Outcome, messages: Sequence[Message]) -> Inf
         finish=answer.finish if answer else None,
         tokens=outcome.tokens,
         raw_text=outcome.raw_text,
-        release_id=call.release.release_id,
+        release_id=outcome.release_id or call.release.release_id,
         weight_version=outcome.weight_version,
         session=context.session,
         tags=context.tags,

@@ -253,7 +253,9 @@ class Stack:
             raise ConfigError(
                 "engine.url is missing", why="an upstream engine needs the provider's address", hint="set engine.url"
             )
-        return UpstreamBackend(engine.url, engine.api, upstream_key(engine), self._session(), model=engine.model or None)
+        # A default name would overwrite what clients send; only a name somebody chose does that.
+        chosen = engine.model if self.loaded.origins["engine.model"] != "default" else None
+        return UpstreamBackend(engine.url, engine.api, upstream_key(engine), self._session(), model=chosen)
 
     async def _listen(self) -> None:
         reef = self.settings.reef

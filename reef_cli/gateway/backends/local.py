@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from reef_cli.core.errors import ContextOverflow, EngineError
+from reef_cli.core.ids import ReleaseId, split_weight_version
 from reef_cli.core.ports import ChatTemplate, Completion, Delta, GenerateRequest, Serving
 from reef_cli.core.types import Release, Surface
 from reef_cli.gateway import dialects
@@ -62,18 +63,18 @@ class LocalBackend:
         completions = await self.generate(call, plan)
         call.context.waited(call.deps.clock.monotonic() - started)
         answers = [self.read(call, plan, completion) for completion in completions]
-        outcome = self.outcome(plan, completions, answers)
+        outcome = self.outcome(call, plan, completions, answers)
         if completions[0].finish == "abort":
             raise EngineError("the engine aborted the answer")
         await record(call, outcome, plan.request.messages)
         body = dialects.encode(call.envelope(len(plan.prompt_ids)), plan.request, answers)
-        return json_answer(body, call.headers(outcome.weight_version))
+        return json_answer(body, call.headers(outcome.weight_version, outcome.release_id))
 
     def requests(self, call: Call, plan: Plan) -> list[GenerateRequest]:
         release = served_weights(call.release)
         rids = [f"{call.context.receipt}-{number}" for number in range(plan.request.options.n)]
         return [
-            GenerateRequest(plan.prompt_ids, sampling, release, rid)
+            GenerateRequest(plan.prompt_ids, sampling, release, rid, pinned=call.context.pin is not None)
             for rid, sampling in zip(rids, plan.samplings(), strict=True)
         ]
 
@@ -105,10 +106,11 @@ class LocalBackend:
     def overflow(self, plan: Plan, error: ContextOverflow) -> ContextOverflow:
         return planning.reworded(error, plan, self._context_length)
 
-    def outcome(self, plan: Plan, completions: Sequence[Completion], answers: Sequence[Answered]) -> Outcome:
+    def outcome(self, call: Call, plan: Plan, completions: Sequence[Completion], answers: Sequence[Answered]) -> Outcome:
         """What the record holds of whole answers."""
         first = completions[0]
         return Outcome(
+            release_id=made_by(call.release, first),
             answers=answers,
             tokens=planning.trace(plan, first),
             raw_text=self._chat.decode(first.output_ids, skip_special_tokens=False),
@@ -120,6 +122,21 @@ class LocalBackend:
         """The weight version a stream announces before its first token, where the engine can say."""
         weights = served_weights(release)
         return None if weights is None else self._serving.version_of(weights)
+
+
+def made_by(release: Release, completion: Completion) -> ReleaseId:
+    """The release whose weights made the last token; it differs from the resolved one when weights were pushed meanwhile."""
+    named = split_weight_version(completion.spans[-1].version) if completion.spans else None
+    return ReleaseId(named[1]) if named is not None and named[0] == release.scenario else release.release_id
+
+
+def changes(release: Release, completion: Completion) -> dict[str, Any]:
+    """What a stream's end must correct of its head: other weights, or several."""
+    maker = made_by(release, completion)
+    if maker == release.release_id and len(completion.spans) <= 1:
+        return {}
+    spans = [{"version": span.version, "start": span.start, "end": span.end} for span in completion.spans]
+    return {"release_id": maker, "weight_versions": spans}
 
 
 def served_weights(release: Release) -> Release | None:
@@ -140,7 +157,8 @@ class _Streaming:
 
     async def run(self) -> web.StreamResponse:
         call = self.call
-        self.encoder = dialects.encoder(call.envelope(len(self.plan.prompt_ids)), self.plan.request)
+        self.envelope = call.envelope(len(self.plan.prompt_ids))
+        self.encoder = dialects.encoder(self.envelope, self.plan.request)
         headers = call.headers(self.backend.version_of(call.release))
         self.stream = EventStream(call.request, headers, call.deps.options.keep_alive_s, self.encoder.keepalive)
         return await deliver(call, self.stream, self._work(), self._partial, self.encoder.fail)
@@ -194,7 +212,8 @@ class _Streaming:
         if len(completions) < self.plan.request.options.n or any(one.finish == "abort" for one in completions):
             raise EngineError("the engine aborted the answer")
         answers = [self.backend.read(self.call, self.plan, completion) for completion in completions]
-        outcome = replace(self.backend.outcome(self.plan, completions, answers), first_s=self.first_s)
+        outcome = replace(self.backend.outcome(self.call, self.plan, completions, answers), first_s=self.first_s)
+        self.envelope.more.update(changes(self.call.release, completions[0]))
         out: list[bytes] = []
         if self.plan.request.prompt is None:
             for choice, answer in enumerate(answers):

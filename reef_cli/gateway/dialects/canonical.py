@@ -158,10 +158,12 @@ class Envelope:
     receipt: str | None = None
     request_id: str = ""
     prompt_tokens: int = 0
+    more: dict[str, Any] = field(default_factory=dict)
+    """Told beside the receipt at the end of a stream: what its head could not know yet (weights that changed meanwhile)."""
 
     def reef(self) -> dict[str, Any]:
         """The member that carries the receipt, or nothing."""
-        return {"reef": {"agent_record_id": self.receipt}} if self.receipt else {}
+        return {"reef": {"agent_record_id": self.receipt, **self.more}} if self.receipt else {}
 
 
 class StreamEncoder(Protocol):

@@ -235,18 +235,18 @@ class ChatEncoder:
         if usage is not None:
             out.append(self._chunk([], usage=usage))
         if self._envelope.receipt is not None:
-            out.append(receipt_frame(self._head, self._envelope.receipt, usage))
+            out.append(receipt_frame(self._head, self._envelope.receipt, usage, more=self._envelope.more))
         return b"".join((*out, DONE))
 
     def fail(self, error: ReefError) -> bytes:
         return stream_error("chat", error, self._envelope.request_id)
 
 
-def receipt_frame(head: Body, receipt: str, usage: Any = None, end: bytes = b"\n") -> bytes:
+def receipt_frame(head: Body, receipt: str, usage: Any = None, end: bytes = b"\n", more: Body | None = None) -> bytes:
     """The chunk that hands over the receipt: empty `choices`, named like the stream's other chunks.
 
     It repeats the usage the client saw, because common clients keep the usage of whichever chunk came last.
     """
     named = {name: head[name] for name in ("id", "object", "created", "model") if name in head}
     told = {"usage": usage} if usage else {}
-    return data_frame({**named, "choices": [], **told, "reef": {"agent_record_id": receipt}}, end)
+    return data_frame({**named, "choices": [], **told, "reef": {"agent_record_id": receipt, **(more or {})}}, end)

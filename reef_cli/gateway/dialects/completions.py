@@ -125,7 +125,7 @@ class CompletionsEncoder:
         if usage is not None:
             out.append(data_frame({**self._head, "choices": [], "usage": usage}))
         if self._envelope.receipt is not None:
-            out.append(chat.receipt_frame(self._head, self._envelope.receipt, usage))
+            out.append(chat.receipt_frame(self._head, self._envelope.receipt, usage, more=self._envelope.more))
         return b"".join((*out, chat.DONE))
 
     def fail(self, error: ReefError) -> bytes:

@@ -75,10 +75,10 @@ async def request_step(request: web.Request) -> web.Response:
     kind = text_field(body, "kind", longest=16) or "step"
     if kind not in ("step", "gate"):
         raise InvalidRequest("kind must be 'step' or 'gate'", param="kind")
-    if deps.request_step is None or deps.request_gate is None:
-        raise MissingDependency("this deployment does not learn", hint="set reef.recipe in serve.yaml")
-    if kind == "gate":
+    if kind == "gate" and deps.request_gate is not None:
         return answer({"scenario": scenario, "requested": True, "job_id": await deps.request_gate(scenario)}, status=202)
+    if kind == "gate" or deps.request_step is None:
+        raise MissingDependency("this deployment does not learn", hint="set reef.recipe in serve.yaml")
     deps.request_step(scenario)
     return answer({"scenario": scenario, "requested": True}, status=202)
 
