@@ -277,8 +277,8 @@ def _judge(end: _End, counted: Limits, trajectory: Trajectory) -> tuple[Literal[
         return "outage", "cancelled"
     failed = (end.status not in (0, None) and not end.timed_out) or trajectory.error is not None
     if counted.taken == 0:
-        words = end.errors.strip().splitlines()[-1:] or ["no output"]
-        return "outage", f"the agent made no model call (exit {end.status}): {words[0][:300]}"
+        words = " | ".join(end.errors.strip().splitlines()[-3:]) or "no output"
+        return "outage", f"the agent made no model call (exit {end.status}): {words[-400:]}"
     last = counted.statuses[-1] if counted.statuses else 0
     if (failed or end.timed_out) and not counted.refused and (last == 0 or last in (401, 403, 408, 429) or last >= 500):
         return "outage", f"the model could not be reached: the last call ended with {last or 'a broken connection'}"

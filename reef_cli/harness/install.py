@@ -13,7 +13,7 @@ import subprocess
 import textwrap
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,9 +22,12 @@ from typing import Any
 from reef_cli.core.errors import ReefError
 from reef_cli.harness.adapter import Adapter
 from reef_cli.harness.client.store import Place, base_folder, get_json
+from reef_cli.harness.merge import Mutation, diff, mutations
 from reef_cli.harness.render import Rendered, admit
 from reef_cli.harness.resources import PACKAGE, template
 from reef_cli.harness.tree import Tree
+from reef_cli.harness.tree import read as read_tree
+from reef_cli.harness.tree import write as write_tree
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -177,6 +180,21 @@ def run_client(
         text=True,
         check=False,
     )
+
+
+def pull(entries: Sequence[Mapping[str, Any]], directory: Path) -> Tree:
+    """Write the tree of a manifest (`GET /reef/harness`) as a canonical folder, to read or to edit; returns it.
+
+    Raises `UnsupportedArtifact` when the folder is not empty, or the entries are unsound.
+    """
+    tree = Tree.of(entries)
+    write_tree(tree, directory)
+    return tree
+
+
+def compare(entries: Sequence[Mapping[str, Any]], directory: Path) -> list[Mutation]:
+    """The mutations that lead from a manifest's tree to an edited folder: what a proposal of that folder would say."""
+    return mutations(diff(Tree.of(entries), read_tree(directory)))
 
 
 def place_of(item: Installation) -> Place:

@@ -53,13 +53,22 @@ class Session:
 
     def update(self, release_id: str | None = None) -> int:
         """Fetch the install script of the head (or of one release) and run it; the same road as the first install."""
-        query = f"?adapter={self.spec['adapter']}@{self.spec['plan']['version']}" + (
-            f"&release_id={release_id}" if release_id else ""
-        )
-        script = self.gateway.call("GET", f"/reef/harness/install{query}", timeout=120.0)
+        script = self._script(release_id)
         inside = {**self.environment, "REEF_HARNESS_HOME": str(self.place.base), "REEF_TOKEN": self.token}
         inside["REEF_BIN_DIR"] = os.path.dirname(self.spec["wrapper"])  # noqa: PTH120
         return subprocess.run(["/bin/sh"], input=script, env=inside, check=False).returncode
+
+    def _script(self, release_id: str | None) -> bytes:
+        """The script for the version in use, or for the server's default one when it does not pin that version any more."""
+        wanted = f"{self.spec['adapter']}@{self.spec['plan']['version']}"
+        tail = f"&release_id={release_id}" if release_id else ""
+        try:
+            return self.gateway.call("GET", f"/reef/harness/install?adapter={wanted}{tail}", timeout=120.0)
+        except Refused as error:
+            if "is not a pinned version" not in str(error):
+                raise
+            sys.stderr.write(f"reef: {error}; taking the default version\n")
+            return self.gateway.call("GET", f"/reef/harness/install?adapter={self.spec['adapter']}{tail}", timeout=120.0)
 
     def notice(self, interactive: bool) -> str:
         """Offer a newer release: a question on a terminal, else one line for the agent or stderr. Returns that line."""
