@@ -222,7 +222,10 @@ def _ratio_metrics(policy: Policy, batch: Batch, seen: Sequence[_Seen]) -> dict[
                 part.log_rho.double().abs().sum(),
             ]
         )
-    masked, first, second, k3, entropy, gap, fresh_tokens, all_gap = policy.sum(sums).tolist()
+    sums = policy.sum(sums)
+    if not torch.isfinite(sums).all():
+        raise StepRefused("The batch's log-probs are not finite", hint="look at the log-probs the engine recorded")
+    masked, first, second, k3, entropy, gap, fresh_tokens, all_gap = sums.tolist()
     n = max(1, batch.tokens)
     return {
         "masked_share": masked / n,

@@ -159,16 +159,25 @@ def train_on(lab: Learner, out: Path, result: dict) -> dict:
     return train(lab, out, resume=Path(result["checkpoint"]))
 
 
-def test_a_non_finite_batch_is_refused_and_the_old_checkpoint_goes_on(toy_model: Path, tmp_path: Path) -> None:
-    lab = learner(toy_model, use_critic=False)
+@pytest.mark.parametrize(
+    ("reward", "logprob", "what"), [(float("nan"), -4.5, "critic loss is nan"), (1.0, float("nan"), "log-probs are not finite")]
+)
+def test_a_non_finite_batch_is_refused_and_the_old_checkpoint_goes_on(
+    toy_model: Path, tmp_path: Path, reward: float, logprob: float, what: str
+) -> None:
+    lab = learner(toy_model)
     first = train(lab, tmp_path / "1")
     resume = Path(first["checkpoint"])
-    with pytest.raises(StepRefused, match="loss is nan"):
-        lab.train("s", 0, None, resume, [sample(0, float("nan"))], tmp_path / "2")
+    bad = sample(0, reward)
+    bad = replace(bad, tokens=replace(bad.tokens, logprobs=(logprob,) * len(bad.tokens.output_ids)))
+    with pytest.raises(StepRefused, match=what):
+        lab.train("s", 0, None, resume, [bad], tmp_path / "2")
     assert not (tmp_path / "2").exists()
     after = train(lab, tmp_path / "3", resume=resume)
-    expected = train(learner(toy_model, use_critic=False), tmp_path / "4", resume=resume)
+    expected = train(learner(toy_model), tmp_path / "4", resume=resume)
     assert same(weights(after), weights(expected))
+    critics = [checkpoint.read_program(Path(r["checkpoint"])) for r in (after, expected)]
+    assert same(critics[0]["critic"], critics[1]["critic"]) and critics[0]["steps"] == critics[1]["steps"]
 
 
 def test_the_cut_into_micro_batches_does_not_change_the_step(toy_model: Path, tmp_path: Path) -> None:
