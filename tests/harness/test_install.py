@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import threading
@@ -172,6 +173,7 @@ def test_a_person_s_files_are_kept_and_named(payload: Make, env: dict[str, str],
 def test_settings_an_agent_rewrote_are_no_change(tmp_path: Path) -> None:
     place = store.Place(tmp_path, "pi", "default")
     drift = {"written": ["sessions/**"], "semantic": {"settings.json": ["lastChangelogVersion"]}}
+    store.put_json(place.spec, {"tree_name": "t"})
     store.put(place.tree / "settings.json", b'{"a": 1}\n')
     assert sync.sync(place, "agent", drift) == []
     used = place.home / "agent/settings.json"
@@ -375,3 +377,63 @@ def test_a_tree_the_agent_cannot_take_is_refused() -> None:
         install.payload(
             discovery.adapter("codex"), Tree.of([extension]), install.ReleaseFacts("s"), install.Target("http://127.0.0.1:1")
         )
+
+
+def on_terminal(home: Path, answer: str, *args: str) -> tuple[int, str]:
+    """Run the wrapper on a terminal of its own, type one line at its question, then end the agent's input."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(str(home / ".local/bin/reef-native"), ["reef-native", *args], BARE)
+    seen, typed, deadline = b"", False, time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError:
+            break
+        if b"[s]kip" in seen and not typed:
+            typed = True
+            os.write(terminal, answer.encode() + b"\n")
+        elif seen.rstrip().endswith(b">"):
+            os.write(terminal, b"\x04")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(status), seen.decode(errors="replace")
+
+
+def test_on_a_terminal_the_update_is_a_question(payload: Make, env: dict[str, str], home: Path, gateway: FakeGateway) -> None:
+    shell(install.script(payload()), env)
+    gateway.head = {"release_id": "r2-bbbbbbbb", "content_id": "sha256:new", "changed": "one rule"}
+    gateway.script = lambda query: install.script(
+        payload(entries=[{**RULES, "config": {"text": "Newer."}}], release="r2-bbbbbbbb")
+    )
+    status, seen = on_terminal(home, "n")
+    assert status == 0 and "What changed: one rule" in seen and install.installed(env)[0].release_id == "r1-aaaaaaaa"
+    status, seen = on_terminal(home, "y")
+    assert status == 0 and install.installed(env)[0].release_id == "r2-bbbbbbbb"
+    gateway.head = {"release_id": "r3-cccccccc", "content_id": "sha256:newer"}
+    assert on_terminal(home, "s")[0] == 0
+    assert "r3-cccccccc" not in wrapper(home, "-p", "x").stderr
+
+
+def test_an_interrupted_install_leaves_the_old_release_whole(
+    payload: Make, env: dict[str, str], home: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell(install.script(payload()), env)
+    newer = payload(entries=[{**RULES, "config": {"text": "Newer."}}], release="r2-bbbbbbbb")
+    real = store.put_json
+
+    def crash(path: Path, value: Any, mode: int = 0o644) -> bool:
+        if path.name == "install.json":
+            raise KeyboardInterrupt
+        return real(path, value, mode)
+
+    monkeypatch.setattr(installer, "put_json", crash)
+    with pytest.raises(KeyboardInterrupt):
+        installer.install(newer, install.bundle("client"), dict(env), lambda _: None)
+    assert wrapper(home, "-p", "x").returncode == 0
+    assert "Answer in one short sentence." in gateway.requests[-1]["body"]["messages"][0]["content"]
+    monkeypatch.undo()
+    shell(install.script(newer), env)
+    wrapper(home, "-p", "x")
+    assert "Newer." in gateway.requests[-1]["body"]["messages"][0]["content"]
+    assert len(list((home / ".local/share/reef-harness/native/scenarios/default/trees").iterdir())) == 1

@@ -23,7 +23,7 @@ def test_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "occurs 2 times" in tools.call("edit", {"path": "a/b.txt", "old": "one", "new": "x"})
     assert "changed" in tools.call("edit", {"path": "a/b.txt", "old": "two", "new": "2"})
     assert (tmp_path / "a/b.txt").read_bytes() == b"one\n2\none\r\n"
-    assert tools.call("bash", {"command": "printf %s \"$REEF_TOKEN\"; exit 3"}) == "\n[exit status 3]"
+    assert tools.call("bash", {"command": 'printf %s "$REEF_TOKEN"; exit 3'}) == "\n[exit status 3]"
     begun = time.monotonic()
     assert "killed after" in tools.call("bash", {"command": "sleep 60 & sleep 60", "timeout": 0.3})
     assert time.monotonic() - begun < 5

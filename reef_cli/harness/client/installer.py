@@ -1,7 +1,7 @@
 """Putting a release on the machine, and taking everything off again.
 
-Order: look at everything, refuse before the first byte is written; agent; client; tree beside the old one, then swapped by one
-rename; `install.json` last, so that an interrupted install leaves the old release in force. A second run writes nothing.
+Order: look at everything, refuse before the first byte is written; agent; client; tree beside the old one; `install.json` last,
+which names the tree in force, so that an interrupted install leaves the old release whole. A second run writes nothing.
 """
 
 from __future__ import annotations
@@ -77,15 +77,17 @@ def _apply(
     with locked(place.adapter / "lock"):
         changed = agent.ensure(place, payload["plan"], payload.get("bundled", {}), environment, say)
         changed |= put(place.client, pyz, 0o644)
-        changed |= _swap_tree(place, payload["tree"], files)
+        name, written = _put_tree(place, payload["tree"], files)
+        changed |= written
         if token:
             changed |= put(place.token, (token + "\n").encode(), 0o600)
-        spec = {key: value for key, value in payload.items() if key not in ("tree", "bundled")}
-        spec["wrapper"] = str(wrapper)
+        spec: dict[str, Any] = {key: value for key, value in payload.items() if key not in ("tree", "bundled")}
+        spec.update(wrapper=str(wrapper), tree_name=name)
         owned.folder(wrapper.parent)
         changed |= _put_wrapper(wrapper, place)
         if get_json(place.spec) != spec:
             changed |= put_json(place.spec, spec)
+        _drop_other_trees(place, name)
     return changed
 
 
@@ -143,22 +145,28 @@ def _check_requirements(place: Place, payload: Mapping[str, Any], environment: M
         )
 
 
-def _swap_tree(place: Place, items: Any, files: Mapping[str, bytes]) -> bool:
+def _put_tree(place: Place, items: Any, files: Mapping[str, bytes]) -> tuple[str, bool]:
+    """Write the released files into a folder named after them; returns the name, and whether it had to be written."""
     wanted = {item["path"]: (digest(files[item["path"]]), bool(item["executable"])) for item in items}
-    present = {path: (file_digest(full), bool(full.stat().st_mode & 0o100)) for path, full in sync.pristine(place.tree).items()}
-    if wanted == present and place.tree.is_dir():
-        return False
-    fresh, old = place.root / "tree.new", place.root / "tree.old"
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    name = digest(repr(sorted(wanted.items())).encode())[:16]
+    folder = place.trees / name
+    present = {path: (file_digest(full), bool(full.stat().st_mode & 0o100)) for path, full in sync.pristine(folder).items()}
+    if wanted == present and folder.is_dir():
+        return name, False
+    fresh = place.trees / f"{name}.new"
+    for stale in (fresh, folder):
+        shutil.rmtree(stale, ignore_errors=True)
     fresh.mkdir(parents=True)
     for path, data in files.items():
         put(inside(fresh, path), data, 0o755 if wanted[path][1] else 0o644)
-    if place.tree.exists():
-        place.tree.replace(old)
-    fresh.replace(place.tree)
-    shutil.rmtree(old, ignore_errors=True)
-    return True
+    fresh.replace(folder)
+    return name, True
+
+
+def _drop_other_trees(place: Place, name: str) -> None:
+    for folder in place.trees.iterdir():
+        if folder.name != name:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wrapper_path(place: Place, payload: Mapping[str, Any], folder: Path) -> Path:

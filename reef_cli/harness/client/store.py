@@ -2,7 +2,7 @@
 
 <base>/<adapter>/agent/<version>/         the agent, in a prefix of its own
 <base>/<adapter>/client/reef-client.pyz   this program
-<base>/<adapter>/scenarios/<scenario>/    install.json, token (0600), tree/ (as released), home/ (as used), spool/
+<base>/<adapter>/scenarios/<scenario>/    install.json, token (0600), trees/ (as released), home/ (as used), spool/
 <base>/<adapter>/owned.json               what was created outside, for uninstalling
 """
 
@@ -135,13 +135,18 @@ class Place:
         self.root = self.adapter / "scenarios" / scenario
         self.spec = self.root / "install.json"
         self.token = self.root / "token"
-        self.tree = self.root / "tree"
+        self.trees = self.root / "trees"
         self.home = self.root / "home"
         self.synced = self.root / "synced.json"
         self.spool = self.root / "spool"
         self.setup = self.root / "setup.json"
         self.owned = self.adapter / "owned.json"
         self.client = self.adapter / "client" / "reef-client.pyz"
+
+    @property
+    def tree(self) -> Path:
+        """The released files in force: the folder that `install.json` names."""
+        return self.trees / safe(str((get_json(self.spec) or {}).get("tree_name", "none")))
 
     def agent(self, version: str) -> Path:
         return self.adapter / "agent" / version
