@@ -13,7 +13,8 @@ from uuid import uuid4
 
 from reef_cli.core.ports import ParsedMessage
 
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_OPEN_TAG = re.compile(r"<tool_call>\s*")
+_CLOSE_TAG = re.compile(r"\s*</tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*")
 _NAMED = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
 _PYTHON_TAG = "<|python_tag|>"
@@ -50,17 +51,24 @@ def _calls(text: str, names: set[str]) -> tuple[str, list[Call]]:
 
 
 def _tagged(text: str) -> tuple[str, list[Call]]:
+    """Calls in tags; the JSON decides where one ends, since its strings may hold the closing tag."""
     calls: list[Call] = []
-
-    def take(match: re.Match[str]) -> str:
-        found = _call(_json(match[1]))
+    kept: list[str] = []
+    at = 0
+    while (opened := _OPEN_TAG.search(text, at)) is not None:
+        try:
+            raw, end = json.JSONDecoder().raw_decode(text, opened.end())
+        except ValueError:
+            raw, end = None, opened.end()
+        found = _call(raw)
         if found is None:
-            return match[0]
-        calls.append(found)
-        return ""
-
-    rest = _TAGGED.sub(take, text)
-    return rest, calls
+            kept.append(text[at:end])
+        else:
+            calls.append(found)
+            kept.append(text[at : opened.start()])
+            end = closed.end() if (closed := _CLOSE_TAG.match(text, end)) else end
+        at = end
+    return "".join(kept) + text[at:], calls
 
 
 def _mistral(text: str) -> tuple[str, list[Call]]:

@@ -15,7 +15,7 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
-from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable, InvalidRequest
+from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable, InvalidRequest, ReefError
 from reef_cli.core.ports import Completion, Delta, Sampling
 from reef_cli.core.types import TokenSpan
 
@@ -113,6 +113,14 @@ class EngineClient:
         """Names of the loaded LoRA adapters."""
         models = await self._call("GET", "/v1/models", timeout_s=10)
         return [model["id"] for model in models["data"] if model.get("parent")]
+
+    async def open_to_all(self) -> bool:
+        """Whether the engine answers without a key."""
+        try:
+            async with self._open().get(f"{self.base_url}/model_info", timeout=aiohttp.ClientTimeout(total=10)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _gone(self.base_url, "/model_info", error) from error
 
     # Control
 
@@ -242,6 +250,8 @@ class EngineClient:
                         if "error" in chunk:
                             _refuse(int(chunk["error"].get("code") or 500), line[6:])
                         yield chunk
+        except ReefError:
+            raise
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise _gone(self.base_url, path, error) from error
 

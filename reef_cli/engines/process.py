@@ -1,7 +1,8 @@
 """The engine as a child process: start, readiness, death, restart with back-off, stop of the whole process group.
 
-Readiness is the process alive, `/model_info` answering with our keys and our launch's weight version, and one real token; never
-`/health`, which a busy or paused engine fails. Keys are random per launch, so a stranger on the port cannot be taken for ours.
+Readiness is the process alive, `/model_info` answering our key alone with our launch's weight version, and one real token;
+never `/health`, which a busy or paused engine fails. Keys are random per launch, so a stranger on the port is not taken for ours: it
+refuses our key, or answers without one.
 A death is reported with the last line of the log and followed by a restart, later and later while it keeps dying.
 """
 
@@ -35,7 +36,7 @@ class Launch:
     url: str
     weight_version: str
     log_path: Path
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     admin_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     start_timeout_s: float = 300.0
@@ -133,6 +134,8 @@ class EngineProcess:
         )
 
     async def _check(self) -> None:
+        if await self.client.open_to_all():
+            raise EngineError(f"Another engine listens on {self.launch.url}")
         found = (await self.client.model_info())["weight_version"]
         if found != self.launch.weight_version:
             raise EngineError(f"{self.launch.url} serves weights {found!r}, not {self.launch.weight_version!r}")

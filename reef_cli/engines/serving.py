@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reef_cli.core.errors import EngineError, EngineUnavailable, PushTimeout
+from reef_cli.core.errors import EngineError, EngineUnavailable, PushTimeout, ReleaseNotServable
 from reef_cli.core.ids import split_weight_version, weight_version
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Sampling
 from reef_cli.core.types import Release, TokenSpan
@@ -136,12 +136,24 @@ class LocalServing:
         """See the port. Raises `EngineError` when the engine refuses; what it served before it still serves."""
         async with self._changing:
             label = self.version_of(release)
+            if not self._beside(release):
+                self._check_owner(release)
             if self._beside(release):
                 await self._load_adapter(label, directory)
             elif release.kind in ("checkpoint", "lora"):
                 await self._load_full(_Full(label, directory, pushed=self._push is not None))
             elif release.kind == "base":
                 await self._load_full(_Full(self._base_label, self._model_dir))
+
+    def _check_owner(self, release: Release) -> None:
+        """Whole weights belong to one scenario; another must not swap them out under its clients."""
+        named = split_weight_version(self._full.label)
+        if named is not None and named[0] != release.scenario:
+            raise ReleaseNotServable(
+                f"The engine runs the weights of scenario {named[0]}, so it cannot serve {release.scenario} too",
+                why="merged and full pushes replace all weights of an engine",
+                hint="use LoRA adapters (trainer.push: adapter), or a second server",
+            )
 
     async def _load_adapter(self, name: str, directory: Path | None) -> None:
         if name in self._adapters:

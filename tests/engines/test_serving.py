@@ -1,0 +1,192 @@
+"""Releases in a real engine: LoRA beside LoRA, full weights behind the gate, restart, and failures that change nothing."""
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from reef_cli.core.errors import EngineError, EngineUnavailable, PushTimeout
+from reef_cli.core.ids import ContentId, ReleaseId
+from reef_cli.core.ports import GenerateRequest, Sampling
+from reef_cli.core.types import Operation, Release, Surface, TokenSpan
+from reef_cli.engines.client import EngineClient
+from reef_cli.engines.serving import LocalServing
+from tests.engines.live import Live, ids_of
+
+GREEDY = Sampling(max_new_tokens=10, temperature=0.0, ignore_eos=True)
+
+
+def release(kind: str, step: int, scenario: str = "s") -> Release:
+    surface = Surface.HARNESS if kind == "harness" else Surface.WEIGHTS
+    return Release(
+        ReleaseId(f"r{step}-00000000"),
+        scenario,
+        None,
+        ContentId("sha256:0"),
+        kind,
+        surface,
+        Operation.TRAINING,
+        step,
+        0.0,
+        "test",
+    )
+
+
+def ask(of: Release | None, seed: int = 0, sampling: Sampling = GREEDY) -> GenerateRequest:
+    return GenerateRequest(ids_of(20, seed), sampling, of)
+
+
+@pytest.fixture
+async def serving(own: Live, tiny: Path):
+    client = EngineClient(own.url)
+    yield LocalServing(client, model_dir=tiny, push_wait_s=20)
+    await client.close()
+
+
+async def test_lora_releases_stand_beside_each_other(serving: LocalServing, lora: Path, lora2: Path) -> None:
+    base, first, second = release("base", 0), release("lora", 1), release("lora", 2)
+    assert serving.servable(base) and not serving.servable(first)
+    with pytest.raises(EngineUnavailable, match="not loaded"):
+        await serving.generate(ask(first))
+    await serving.load(first, lora)
+    await serving.load(second, lora2)
+    await serving.load(second, lora2)
+    answers = [await serving.generate(ask(each)) for each in (None, base, first, second)]
+    assert answers[0].output_ids == answers[1].output_ids
+    assert len({answer.output_ids for answer in answers[1:]}) == 3
+    assert answers[0].spans == (TokenSpan("base", 0, 10),) and answers[2].spans == (TokenSpan("s@r1-00000000", 0, 10),)
+    deltas = [delta async for delta in serving.stream(ask(first))]
+    assert deltas[-1].completion is not None and deltas[-1].completion.spans == answers[2].spans
+    assert deltas[-1].completion.output_ids == answers[2].output_ids
+    assert (await serving.info())["adapters"] == ["s@r1-00000000", "s@r2-00000000"]
+    await serving.unload(first)
+    assert not serving.servable(first) and await serving.client.adapters() == ["s@r2-00000000"]
+
+
+async def test_harness_releases_serve_on_what_is_there(serving: LocalServing) -> None:
+    harness = release("harness", 1)
+    await serving.load(harness, None)
+    assert serving.servable(harness) and (await serving.generate(ask(harness))).spans[0].version == "base"
+
+
+async def test_full_weights_replace_and_base_comes_back(serving: LocalServing, other: Path) -> None:
+    base, full = release("base", 0), release("checkpoint", 1)
+    before = await serving.generate(ask(base))
+    await serving.load(full, other)
+    assert serving.servable(full) and not serving.servable(base)
+    after = await serving.generate(ask(full))
+    assert after.output_ids != before.output_ids and after.spans == (TokenSpan("s@r1-00000000", 0, 10),)
+    await serving.load(base, None)
+    assert (await serving.generate(ask(base))).output_ids == before.output_ids and not serving.servable(full)
+
+
+async def test_weights_the_trainer_pushed_are_taken_as_loaded(serving: LocalServing, tmp_path: Path) -> None:
+    await serving.client.set_version("s@r7-00000000")
+    await serving.load(release("checkpoint", 7), tmp_path / "nothing-here")
+    assert serving.servable(release("checkpoint", 7))
+
+
+async def test_a_refused_load_leaves_what_was_served(serving: LocalServing, lora: Path, tmp_path: Path) -> None:
+    before = await serving.generate(ask(None))
+    with pytest.raises(EngineError):
+        await serving.load(release("checkpoint", 1), tmp_path)
+    with pytest.raises(EngineError):
+        await serving.load(release("lora", 2), tmp_path)
+    with pytest.raises(EngineError, match="no files"):
+        await serving.load(release("lora", 3), None)
+    assert (await serving.generate(ask(release("base", 0)))).output_ids == before.output_ids
+    assert not serving.servable(release("checkpoint", 1)) and not serving.servable(release("lora", 2))
+
+
+async def test_requests_wait_at_the_gate_and_go_on(serving: LocalServing) -> None:
+    async with serving.closed():
+        waiting = asyncio.ensure_future(serving.generate(ask(None)))
+        await asyncio.sleep(0.3)
+        assert not waiting.done() and (await serving.info())["pushing"]
+    assert len((await waiting).output_ids) == 10
+
+
+async def test_the_gate_opens_after_a_failure_and_gives_up_in_time(own: Live, tiny: Path) -> None:
+    async with EngineClient(own.url) as client:
+        serving = LocalServing(client, push_wait_s=0.2)
+        with pytest.raises(RuntimeError):
+            async with serving.closed():
+                raise RuntimeError("push failed")
+        assert (await serving.generate(ask(None))).output_ids
+        async with serving.closed():
+            started = time.monotonic()
+            with pytest.raises(PushTimeout, match="temporarily"):
+                await serving.generate(ask(None))
+            with pytest.raises(PushTimeout):
+                await anext(aiter(serving.stream(ask(None))))
+            assert time.monotonic() - started < 3
+
+
+async def test_no_request_fails_while_full_weights_change(serving: LocalServing, other: Path) -> None:
+    base, full = release("base", 0), release("checkpoint", 1)
+    stop = asyncio.Event()
+    answers = []
+
+    async def client(seed: int) -> None:
+        while not stop.is_set():
+            answers.append(
+                await serving.generate(ask(None, seed, Sampling(max_new_tokens=40, temperature=0.0, ignore_eos=True)))
+            )
+
+    clients = [asyncio.ensure_future(client(seed)) for seed in range(6)]
+    for each, folder in ((full, other), (base, None), (full, other)):
+        await asyncio.sleep(0.2)
+        await serving.load(each, folder)
+    stop.set()
+    await asyncio.gather(*clients)
+    assert all(len(answer.output_ids) == 40 and answer.spans[-1].end == 40 for answer in answers)
+    assert {span.version for answer in answers for span in answer.spans} == {"base", "s@r1-00000000"}
+
+
+async def test_a_restarted_engine_is_filled_again(tiny: Path, other: Path, lora: Path, tmp_path: Path) -> None:
+    engine = Live(tiny, tmp_path / "log", "--skip-invariance-check").wait()
+    client = EngineClient(engine.url)
+    serving = LocalServing(client, model_dir=tiny)
+    try:
+        await serving.load(release("checkpoint", 1), other)
+        await serving.load(release("lora", 2), lora)
+        before = [await serving.generate(ask(each)) for each in (release("checkpoint", 1), release("lora", 2))]
+        engine.process.kill()
+        engine.process.wait()
+        port = engine.port
+        engine = Live(tiny, tmp_path / "log2", "--skip-invariance-check", "--port", str(port))
+        engine.url = client.base_url
+        engine.wait()
+        await serving.restore()
+        after = [await serving.generate(ask(each)) for each in (release("checkpoint", 1), release("lora", 2))]
+        assert [(a.output_ids, a.logprobs) for a in after] == [(b.output_ids, b.logprobs) for b in before]
+    finally:
+        await client.close()
+        engine.stop()
+
+
+async def test_a_restore_loads_the_rest_when_one_is_gone(
+    serving: LocalServing, lora: Path, lora2: Path, tmp_path: Path
+) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(lora, copied)
+    await serving.load(release("lora", 1), copied)
+    await serving.load(release("lora", 2), lora2)
+    for name in await serving.client.adapters():
+        await serving.client.unload_lora(name)
+    shutil.rmtree(copied)
+    with pytest.raises(EngineError):
+        await serving.restore()
+    assert serving.servable(release("lora", 2)) and not serving.servable(release("lora", 1))
+
+
+async def test_the_room_for_answers_is_the_context_left(serving: LocalServing) -> None:
+    open_end = Sampling(max_new_tokens=None, temperature=0.0, ignore_eos=True)
+    done = await serving.generate(GenerateRequest(ids_of(480), open_end))
+    assert done.finish == "length" and len(done.output_ids) == 512 - 480 - 1
+    capped = await serving.generate(
+        GenerateRequest(ids_of(500), Sampling(max_new_tokens=4000, temperature=0.0, ignore_eos=True))
+    )
+    assert len(capped.output_ids) == 11
