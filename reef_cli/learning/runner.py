@@ -251,6 +251,8 @@ class Runner:
     async def _publish(self, job: Job) -> Job:
         if not self._exists(job):
             await self._publishing.publish(job.scenario, self._draft(job), job.base_release_id)
+        if not job.detail.get("gate_only"):
+            await self._publishing.unstage(self._as_release(job))
         return await self._advance(job, JobState.LOADED)
 
     def _exists(self, job: Job) -> bool:

@@ -15,7 +15,7 @@ from reef_cli.core.clock import Clock
 from reef_cli.core.errors import EngineUnavailable, JobCancelled, JobOut, ReefError
 from reef_cli.core.ids import ReleaseId, new_release_id
 from reef_cli.core.ports import Publishing
-from reef_cli.core.types import Cadence, Operation, Release, Report
+from reef_cli.core.types import Cadence, JobState, Operation, Release, Report
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.learning import batching, jobs
 from reef_cli.learning.contract import Recipe, Refusal
@@ -23,6 +23,9 @@ from reef_cli.learning.jobs import Job
 from reef_cli.learning.runner import Progress, ReleaseStore, Runner, steps_since_gate
 
 logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+"""After a failed job a scenario waits, twice as long each time, so that a fault that stays does not burn the machine."""
 
 IDLE_TICK_S = 1.0
 """How often the worker looks around when nothing wakes it."""
@@ -67,6 +70,8 @@ class LearningWorker:
         self._last_sample: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
         self._requested: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._resting: dict[str, float] = {}
         self._idle_gated: dict[str, str] = {}
 
     # -- the port ------------------------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class LearningWorker:
             await self._admit(scenario)
             if len(self._running) >= self._settings.slots or scenario in self._running:
                 continue
-            if self._log.scenarios.get(scenario).paused or not self._opened(scenario):
+            if self._log.scenarios.get(scenario).paused or not self._opened(scenario) or self._rests(scenario):
                 continue
             job = await self._next_job(scenario)
             if job is not None:
@@ -256,11 +261,29 @@ class LearningWorker:
         def done(finished: asyncio.Task[Job]) -> None:
             self._running.pop(job.scenario, None)
             self._jobs.pop(job.scenario, None)
-            if not finished.cancelled() and (error := finished.exception()) is not None:
-                logger.error("job %s broke", job.id, exc_info=error)
+            if not finished.cancelled():
+                self._ended(job, finished)
             self._wake.set()
 
         task.add_done_callback(done)
+
+    def _ended(self, job: Job, task: asyncio.Task[Job]) -> None:
+        """Count failures in a row; each doubles the pause before the scenario's next job."""
+        error = task.exception()
+        if error is not None:
+            logger.error("job %s broke", job.id, exc_info=error)
+        if error is None and task.result().state is JobState.SETTLED:
+            self._failures.pop(job.scenario, None)
+            return
+        if error is None:
+            logger.warning("job %s failed: %s", job.id, task.result().reason)
+        count = self._failures.get(job.scenario, 0)
+        self._failures[job.scenario] = count + 1
+        pause = min(FIRST_PAUSE_S * 2**count, LONGEST_PAUSE_S)
+        self._resting[job.scenario] = self._clock.monotonic() + pause
+
+    def _rests(self, scenario: str) -> bool:
+        return scenario not in self._requested and self._clock.monotonic() < self._resting.get(scenario, 0.0)
 
     def _opened(self, scenario: str) -> bool:
         """Whether the scenario is served already; a new one is opened moments after its row appears."""

@@ -13,7 +13,8 @@ from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.models import ModelStore
 from reef_cli.engines.process import EngineProcess, Launch
-from reef_cli.engines.serving import LocalServing
+from reef_cli.engines.serving import LocalServing, Push
+from reef_cli.supervisor.shadow import Shadow
 
 EMBEDDED_CONTEXT = 4096
 """Longest context of the embedded engine unless the file says otherwise: its cache lives in ordinary memory."""
@@ -22,11 +23,14 @@ EMBEDDED_CONTEXT = 4096
 class LocalEngine:
     """Owns the engine process, or the connection to an SGLang that runs already."""
 
-    def __init__(self, settings: EngineSettings, home: Home, *, push_wait_s: float, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: EngineSettings, home: Home, *, push_wait_s: float, environ: Mapping[str, str], push: Push | None = None
+    ) -> None:
         self.settings = settings
         self._home = home
         self._push_wait_s = push_wait_s
         self._environ = environ
+        self._push = push
         self.process: EngineProcess | None = None
         self.model_dir: Path
         self.chat: ModelChat
@@ -42,10 +46,14 @@ class LocalEngine:
         if settings.kind == "sglang" and settings.url:
             self.client = EngineClient(settings.url, settings.api_key, settings.api_key)
         else:
-            self.process = EngineProcess(self._launch())
+            self.process = EngineProcess(self._launch("engine"))
             self.client = self.process.client
         self.serving = LocalServing(
-            self.client, push_wait_s=self._push_wait_s, context_length=self.context_length, model_dir=self.model_dir
+            self.client,
+            push_wait_s=self._push_wait_s,
+            context_length=self.context_length,
+            model_dir=self.model_dir,
+            push=self._push,
         )
 
     @property
@@ -57,6 +65,11 @@ class LocalEngine:
     def admin_key(self) -> str | None:
         """The key control routes need; goes to the trainer, never into a log or a command line."""
         return self.process.launch.admin_key if self.process else self.settings.api_key
+
+    @property
+    def read_key(self) -> str | None:
+        """The key of the engine's other routes."""
+        return self.process.launch.api_key if self.process else self.settings.api_key
 
     async def start(self) -> None:
         """Start the process and wait until it answers."""
@@ -79,14 +92,19 @@ class LocalEngine:
     async def stop(self) -> None:
         if self.process is not None:
             await self.process.stop()
-        else:
+        elif hasattr(self, "client"):
             await self.client.close()
 
-    def _launch(self) -> Launch:
-        log = self._home.logs / "engine.log"
+    def shadow(self) -> Shadow:
+        """A second engine for candidates; starts nothing yet."""
+        process = EngineProcess(self._launch("shadow"))
+        return Shadow(process, self.serving, context_length=self.context_length, model_dir=self.model_dir)
+
+    def _launch(self, name: str) -> Launch:
+        log = self._home.logs / f"{name}.log"
         port = free_port()
         if self.settings.kind == "sglang":
-            return launching.sglang(self.settings, self.model_dir, port, log, self._home.run / "sglang.json")
+            return launching.sglang(self.settings, self.model_dir, port, log, self._home.run / f"{name}.json")
         return launching.embedded(self.settings, self.model_dir, port, log)
 
 

@@ -11,7 +11,7 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import EngineError, EngineUnavailable, NotRestorable, ReefError, ReleaseNotServable
@@ -27,10 +27,8 @@ KEEP_LOADED = 4
 """LoRA adapters of a scenario kept in the engine besides the served one: pins and rollbacks then cost nothing."""
 
 
-class Bring(Protocol):
-    """Puts a release's weights into the engine; the default is `Serving.load`."""
-
-    def __call__(self, release: Release, directory: Path | None) -> Awaitable[None]: ...
+Bring = Callable[[Release, Path | None], Awaitable[None]]
+"""Puts a release's weights into an engine."""
 
 
 class Publisher:
@@ -46,14 +44,13 @@ class Publisher:
         serving: Serving | None,
         stage: Bring | None = None,
         unstage: Callable[[Release], Awaitable[None]] | None = None,
-        bring: Bring | None = None,
     ) -> None:
         self._log = log
         self._releases = releases
         self._base = base
         self._clock = clock
         self._serving = serving
-        self._bring = bring or (serving.load if serving else None)
+        self._bring: Bring | None = serving.load if serving else None
         self._stage = stage or (serving.load if serving else None)
         self._unstage = unstage or (serving.unload if serving else None)
         self._served: dict[str, Release] = {}

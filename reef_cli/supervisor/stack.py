@@ -18,11 +18,10 @@ import aiohttp
 from reef_cli import __version__
 from reef_cli.config.load import Loaded
 from reef_cli.core.clock import SystemClock
-from reef_cli.core.errors import ConfigError, MissingDependency, ReefError
+from reef_cli.core.errors import ConfigError, ReefError
 from reef_cli.core.ids import new_id
 from reef_cli.core.ports import Answering
-from reef_cli.core.types import Artifact, Cadence, Surface
-from reef_cli.evaluation.gate import Gate
+from reef_cli.core.types import Artifact
 from reef_cli.evaluation.suite import Suite
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.gateway import app as gateway_app
@@ -32,15 +31,16 @@ from reef_cli.gateway.backends.local import LocalBackend
 from reef_cli.gateway.backends.upstream import UpstreamBackend
 from reef_cli.gateway.deps import Deps, DrainFlag
 from reef_cli.learning.contract import Recipe
-from reef_cli.learning.runner import Policy, Runner
-from reef_cli.learning.worker import LearningWorker, WorkerSettings
+from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering
 from reef_cli.supervisor.evaluations import Evaluations
+from reef_cli.supervisor.learning import Parts, check_recipe, make_trainer, make_worker, push_weights, pushes_whole_weights
 from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.meters import LearningMeters
 from reef_cli.supervisor.publisher import Publisher
+from reef_cli.supervisor.shadow import Shadow
 from reef_cli.supervisor.status import Status
 from reef_cli.telemetry.metrics import Metrics
 from reef_cli.telemetry.traces import open_tracer
@@ -69,6 +69,7 @@ class Stack:
         self.draining = DrainFlag()
         self.server: gateway_app.Server | None = None
         self.engine: LocalEngine | None = None
+        self.shadow: Shadow | None = None
         self.trainer: TrainerHandle | None = None
         self.worker: LearningWorker | None = None
         self.fault: str | None = "the service is starting"
@@ -92,22 +93,23 @@ class Stack:
         self.log = await asyncio.to_thread(self._open_log)
         self._exits.callback(self.log.close)
         self.releases = ReleaseService(self.home.root, clock=self.clock, lfs=settings.storage.lfs)
-        local = settings.engine.kind != "upstream"
-        if local:
-            self.engine = LocalEngine(settings.engine, self.home, push_wait_s=settings.reef.push_wait_s, environ=os.environ)
-            await self.engine.prepare()
-            self._exits.push_async_callback(self.engine.stop)
+        if settings.engine.kind != "upstream":
+            await self._prepare_engine()
         base = await asyncio.to_thread(self._base)
+        serving = self.engine.serving if self.engine else None
+        shadow = self.shadow
         self.publisher = Publisher(
             log=self.log,
             releases=self.releases,
             base=base,
             clock=self.clock,
-            serving=self.engine.serving if self.engine else None,
+            serving=serving,
+            stage=shadow.stage if shadow else None,
+            unstage=shadow.unstage if shadow else None,
         )
         self.evaluations = Evaluations(self._answering(), self.publisher, settings.evaluation, self._suite())
         if self.recipe is not None:
-            self._build_learning(self.recipe)
+            self._build_worker(self.recipe)
         self.status = Status(self)
         self.metrics.collect(LearningMeters(self.log, self.metrics).collect)
         await self._listen()
@@ -165,7 +167,7 @@ class Stack:
     def _answering(self) -> Answering:
         engine = self.settings.engine
         if self.engine is not None:
-            return ModelAnswering(self.engine.serving, self.engine.chat)
+            return ModelAnswering(self.shadow or self.engine.serving, self.engine.chat)
         return UpstreamAnswering(engine.url or "", engine.model, upstream_key(engine), self._session)
 
     def _session(self) -> aiohttp.ClientSession:
@@ -189,49 +191,43 @@ class Stack:
             source = str(beside) if beside.exists() else source
         return Suite.load(source)
 
-    def _build_learning(self, recipe: Recipe) -> None:
+    async def _prepare_engine(self) -> None:
+        """The local engine, not yet started; with a recipe that replaces whole weights, its way in and a second engine too."""
         settings = self.settings
-        if recipe.surface is not Surface.WEIGHTS:
-            return
-        if self.engine is None:
-            raise ConfigError(
-                f"recipe {recipe.name} trains weights, and an upstream engine has none to train",
-                hint="use engine.kind: embedded or sglang",
-            )
-        if (problem := missing_for_training()) is not None:
-            raise MissingDependency(f"{problem} is needed for training", hint="pip install 'reef-cli[local,train]'")
-        cadence = Cadence(settings.reef.cadence or recipe.cadence)
-        self.trainer = TrainerHandle(
-            settings.trainer,
-            self.engine.model_dir,
-            recipe.program(),
-            self.home.logs / "trainer.log",
-            engine_key=self.engine.admin_key,
+        whole = self.recipe is not None and pushes_whole_weights(settings.trainer)
+        self.engine = LocalEngine(
+            settings.engine,
+            self.home,
+            push_wait_s=settings.reef.push_wait_s,
+            environ=os.environ,
+            push=self._push if whole else None,
         )
-        gate = Gate(self._answering(), self.evaluations.suite, settings.evaluation, cadence=cadence, clock=self.clock)
-        runner = Runner(
-            log=self.log,
-            releases=self.releases,
-            publishing=self.publisher,
-            training=self.trainer,
-            evaluating=gate,
-            recipe=recipe,
-            policy=Policy(
-                cadence, settings.reef.publish == "review", recipe.settings.gate_every, settings.storage.keep_checkpoints
-            ),
-            workspace=self.home.checkpoints,
-            clock=self.clock,
+        self._exits.push_async_callback(self.engine.stop)
+        await self.engine.prepare()
+        if whole:
+            self.shadow = self.engine.shadow()
+            self._exits.push_async_callback(self.shadow.stop)
+
+    async def _push(self, directory: Path, label: str) -> None:
+        assert self.trainer is not None and self.engine is not None
+        phases = await push_weights(self.trainer, self.engine.client.base_url, directory, label)
+        logger.info("pushed %s: %s", label, dict(phases))
+
+    def _build_worker(self, recipe: Recipe) -> None:
+        check_recipe(recipe, self.engine)
+        assert self.engine is not None
+        self.trainer = make_trainer(self.settings, recipe, self.engine, self.home)
+        parts = Parts(
+            self.log,
+            self.releases,
+            self.publisher,
+            self._answering(),
+            self.evaluations.suite,
+            self.trainer,
+            self.clock,
+            self.home,
         )
-        self.worker = LearningWorker(
-            log=self.log,
-            releases=self.releases,
-            publishing=self.publisher,
-            recipe=recipe,
-            runner=runner,
-            cadence=cadence,
-            settings=WorkerSettings(),
-            clock=self.clock,
-        )
+        self.worker = make_worker(self.settings, recipe, parts)
         self.log.subscribe(self._wake_learning(self.worker))
 
     def _wake_learning(self, worker: LearningWorker) -> Any:
@@ -376,13 +372,6 @@ def upstream_key(engine: Any) -> str | None:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ConfigError(f"cannot read {path}", why=str(error), hint="engine.api_key_file names the provider's key") from error
-
-
-def missing_for_training() -> str | None:
-    """The first package training needs and this environment lacks."""
-    from importlib.util import find_spec
-
-    return next((name for name in ("torch", "transformers", "peft", "deepspeed") if find_spec(name) is None), None)
 
 
 def _dotted(path: str) -> Any:

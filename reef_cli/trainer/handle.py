@@ -48,10 +48,11 @@ class TrainerHandle:
         *,
         seed: int = 0,
         engine_key: str | None = None,
+        engine_read_key: str | None = None,
     ) -> None:
         self._settings = replace(settings, device=choose_device(settings.device))
         self._model_dir, self._program, self.log = model_dir, program, log
-        self._seed, self._engine_key = seed, engine_key
+        self._seed, self._engine_keys = seed, (engine_key, engine_read_key)
         self._lock = asyncio.Lock()
         self._group: RankGroup | None = None
         self.starts = 0
@@ -88,7 +89,7 @@ class TrainerHandle:
 
     async def push(self, scenario: str, directory: Path, version: str, engine_url: str) -> Mapping[str, Any]:
         """Send a candidate's weights into the engine. Raises `EngineError` with `dirty` in its details when the push failed."""
-        return await self._call(protocol.Push(scenario, str(directory), version, engine_url, self._engine_key), None)
+        return await self._call(protocol.Push(scenario, str(directory), version, engine_url, *self._engine_keys), None)
 
     async def score(self, directory: Path | None, samples: Sequence[Sample]) -> list[list[float]]:
         """Log-probs of the samples' action tokens under an artifact's weights (None: base), to compare with an engine's."""

@@ -1,7 +1,8 @@
 """Blocking calls to an engine's control routes, for the trainer's rank 0. Standard library only.
 
 Promises: a connection per call (control calls are rare and a kept one may have been closed), an upper bound on the wait, and
-`EngineError` for anything but success, with the engine's own words. The key travels in a header and appears nowhere else.
+`EngineError` for anything but success, with the engine's own words. Keys travel in a header and appear nowhere else: `key`
+for control routes, `read_key` for the others (an engine with an admin key takes that one on control routes only).
 """
 
 import http.client
@@ -16,9 +17,10 @@ from reef_cli.core.errors import EngineError
 class EngineHttp:
     """Control calls to one engine."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, read_key: str | None = None) -> None:
         self.url = url
         self.key = key
+        self.read_key = read_key or key
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise EngineError(f"{url!r} is no engine address", hint="use http://HOST:PORT")
@@ -33,7 +35,8 @@ class EngineHttp:
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Mapping[str, Any]:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=timeout_s)
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
+        key = self.read_key if method == "GET" else self.key
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()

@@ -55,6 +55,7 @@ class Push:
     version: str
     engine_url: str
     engine_key: str | None = None
+    engine_read_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

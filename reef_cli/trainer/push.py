@@ -67,7 +67,7 @@ class Pusher:
 
     def push(self, command: Push) -> Mapping[str, Any]:
         """Send and label. Returns phase seconds, bytes, buckets. Raises `EngineError` with `dirty` and `phase` in details."""
-        http = EngineHttp(command.engine_url, command.engine_key)
+        http = EngineHttp(command.engine_url, command.engine_key, command.engine_read_key)
         directory = Path(command.directory)
         reused = self._link is not None and self._link.url == command.engine_url
         try:

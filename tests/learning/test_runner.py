@@ -77,6 +77,19 @@ async def test_a_broken_step_returns_its_samples_and_gives_up_on_them_in_the_end
     assert "CUDA said no" in str(world.jobs()[0][2])
 
 
+async def test_a_scenario_rests_after_a_failure_and_longer_after_each(world: World) -> None:
+    world.trainer.fault = "still broken"
+    await world.exchange(), await world.exchange()
+    await world.step()
+    await world.worker._turn()
+    assert len(world.jobs()) == 1
+    first = world.worker._resting[SCENARIO]
+    await world.step()
+    assert len(world.jobs()) == 2 and world.worker._resting[SCENARIO] > first + 0.5
+    world.worker.request_step(SCENARIO)
+    assert not world.worker._rests(SCENARIO)
+
+
 async def test_a_head_that_moved_meanwhile_loses_nothing(world: World) -> None:
     original = world.trainer.train
 

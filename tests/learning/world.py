@@ -200,7 +200,8 @@ class World:
         return report
 
     async def step(self) -> None:
-        """One turn of the worker, and the job it opened to its end."""
+        """One turn of the worker, and the job it opened to its end. The pause after a failed job is skipped."""
+        self.worker._resting.clear()
         await self.worker._turn()
         for task in list(self.worker._running.values()):
             await task
