@@ -59,6 +59,7 @@ class Descriptor:
     drift: Mapping[str, Any]
     reserved: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    seeds: Mapping[str, str] = field(default_factory=dict)
     base: Mapping[str, Any] = field(default_factory=dict)
     notice: str = "stderr"
 
@@ -111,6 +112,10 @@ class Adapter:
         found: Trajectory = reader(files, output)
         return found
 
+    def seeds(self) -> dict[str, bytes]:
+        """Files the agent owns but must find at its first start."""
+        return {path: (self.folder / source).read_bytes() for path, source in self.descriptor.seeds.items()}
+
     def summary(self) -> dict[str, Any]:
         """What `GET /reef/harness/adapters` lists."""
         plan = self.plan()
@@ -135,7 +140,7 @@ def load(folder: Path) -> Adapter:
         ) from error
     try:
         descriptor = _checked(raw)
-        for name in descriptor.files.values():
+        for name in (*descriptor.files.values(), *descriptor.seeds.values()):
             if not (folder / paths.check(name, "an adapter")).is_file():
                 raise ValueError(f"the file {name} is missing")
     except (TypeError, ValueError, KeyError) as error:
@@ -177,7 +182,7 @@ def _checked(raw: Any) -> Descriptor:
     plan = InstallPlan(**{**descriptor.install, "version": descriptor.versions[0]})
     if plan.manager not in ("npm", "pypi", "bundled"):
         raise ValueError("install.manager is npm, pypi or bundled")
-    for path in (plan.program, descriptor.config["dir"], *descriptor.files):
+    for path in (plan.program, descriptor.config["dir"], *descriptor.files, *descriptor.seeds):
         paths.check(path, "an adapter")
     return descriptor
 

@@ -43,6 +43,10 @@ class Caps:
 
     seconds: float = 600.0
     requests: int = 200
+    tokens: int | None = None
+    cost: float | None = None
+    price: tuple[float, float] = (0.0, 0.0)
+    """Of a million input and a million output tokens, in the currency of `cost`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ class Runtime:
 class Episode:
     """How it went. `outcome` outage means it says nothing about the tree; `reason` is a sentence for a person.
 
-    `limit` names the cap that ended the run. `kept` is the folder with trajectory, output and receipts.
+    `limit` names the cap that ended the run, `tokens` counts input and output. `kept` is the folder with trajectory, output and
+    receipts.
     """
 
     id: str
@@ -86,7 +91,8 @@ class Episode:
     receipts: tuple[str, ...]
     trajectory: Trajectory
     score: float | None = None
-    limit: Literal["time", "requests"] | None = None
+    limit: Literal["time", "requests", "budget"] | None = None
+    tokens: tuple[int, int] = (0, 0)
     kept: Path | None = None
 
 
@@ -113,7 +119,7 @@ def run(
     with ExitStack() as stack:
         root = _root(state, identity, stack)
         room = _furnish(runtime, tree, task, root)
-        counted = Limits(limits.requests)
+        counted = Limits(limits.requests, limits.tokens, limits.cost, limits.price)
         receipts: list[Mapping[str, Any]] = []
         token = secrets.token_urlsafe(24)
         stack.enter_context(Proxy(_upstream(runtime, identity), token, receipts.append, counted, str(room.socket)))
@@ -123,7 +129,7 @@ def run(
         trajectory = runtime.adapter.read_trajectory(room.home / runtime.adapter.descriptor.config["dir"], end.output)
         outcome, reason = _judge(end, counted, trajectory)
         score = _graded(grade, room.work, trajectory) if grade is not None and outcome == "ran" else None
-        limit: Literal["time", "requests"] | None = "time" if end.timed_out else "requests" if counted.refused else None
+        limit = _limit(end, counted)
         names = tuple(str(item["receipt"]) for item in receipts)
         kept = _keep(
             state,
@@ -135,8 +141,28 @@ def run(
             {"task": task.id, "outcome": outcome, "reason": reason, "score": score},
         )
         return Episode(
-            identity, task.id, outcome, reason, end.status, spent, counted.taken, names, trajectory, score, limit, kept
+            identity,
+            task.id,
+            outcome,
+            reason,
+            end.status,
+            spent,
+            counted.taken,
+            names,
+            trajectory,
+            score,
+            limit,
+            counted.used,
+            kept,
         )
+
+
+def _limit(end: "_End", counted: Limits) -> Literal["time", "requests", "budget"] | None:
+    if end.timed_out:
+        return "time"
+    if not counted.refused:
+        return None
+    return "budget" if counted.broke else "requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +192,8 @@ def _root(state: Path, identity: str, stack: ExitStack) -> Path:
 
 def _furnish(runtime: Runtime, tree: Tree, task: Task, root: Path) -> sandbox.Room:
     rendered = admit(runtime.adapter, tree, runtime.version, runtime.model)
-    files.write(rendered.files, root / "home" / runtime.adapter.descriptor.config["dir"])
+    seeds = {path: TreeFile(data) for path, data in runtime.adapter.seeds().items()}
+    files.write({**seeds, **rendered.files}, root / "home" / runtime.adapter.descriptor.config["dir"])
     files.write(task.files, root / "work")
     return sandbox.Room(root / "home", root / "work", Path((root / "socket-folder").read_text()) / "gateway.sock")
 

@@ -97,6 +97,7 @@ def payload(adapter: Adapter, tree: Tree, facts: ReleaseFacts, target: Target) -
         "launch": launch_spec(adapter, rendered),
         "drift": dict(adapter.descriptor.drift),
         "notice": adapter.descriptor.notice,
+        "seeds": {path: base64.b64encode(data).decode() for path, data in adapter.seeds().items()},
         "requires": tree.requires,
         "tree": files,
         "bundled": {plan.package: base64.b64encode(bundle(plan.package)).decode()} if plan.manager == "bundled" else {},

@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+
 
 class FakeGateway:
     """`replies` are consumed one per chat call: a text, or a list of tool calls `(name, arguments)`; then `ok` for ever."""
@@ -87,7 +89,7 @@ class FakeGateway:
         headers = {"x-reef-agent-record-id": receipt, "x-reef-release-id": "r1-00000000"}
         if not data.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            self.send(handler, 200, {"id": receipt, "object": "chat.completion", "choices": [choice]}, headers)
+            self.send(handler, 200, {"id": receipt, "object": "chat.completion", "choices": [choice], "usage": USAGE}, headers)
             return
         delta = dict(message)
         for index, call in enumerate(delta.get("tool_calls", [])):
@@ -98,7 +100,7 @@ class FakeGateway:
             {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
             {**base, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]},
         ]
-        chunks.append({**base, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}})
+        chunks.append({**base, "choices": [], "usage": USAGE})
         handler.send_response(200)
         for name, value in {"content-type": "text/event-stream", "transfer-encoding": "chunked", **headers}.items():
             handler.send_header(name, value)

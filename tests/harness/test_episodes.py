@@ -147,6 +147,19 @@ def test_the_request_cap_ends_a_loop(make: Callable[[bool], Runtime], gateway: F
     assert (result.outcome, result.limit, result.requests, result.score) == ("ran", "requests", 4, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("caps", "calls"),
+    [(Caps(tokens=300), 3), (Caps(cost=0.0005, price=(1.0, 10.0)), 3), (Caps(cost=1.0, price=(1.0, 10.0), requests=5), 5)],
+)
+def test_the_budget_ends_a_loop(
+    caps: Caps, calls: int, make: Callable[[bool], Runtime], gateway: FakeGateway, tmp_path: Path
+) -> None:
+    gateway.replies = [[("bash", {"command": "true"})]] * 50
+    result = run(make(True), TREE, Task("t", "go"), state=tmp_path / "s", caps=caps)
+    assert (result.requests, result.tokens) == (calls, (100 * calls, 10 * calls))
+    assert result.limit == ("requests" if calls == 5 else "budget") and result.outcome == "ran"
+
+
 def test_what_could_not_run_is_an_outage_and_no_score(
     make: Callable[[bool], Runtime], gateway: FakeGateway, tmp_path: Path
 ) -> None:
@@ -159,7 +172,7 @@ def test_what_could_not_run_is_an_outage_and_no_score(
     assert "401" in run(runtime, TREE, Task("t", "go"), state=state, grade=never).reason
     gateway.fail = None
     broken = run(
-        replace(runtime, gateway="http://127.0.0.1:9"), TREE, Task("t", "go"), state=state, grade=never, caps=Caps(seconds=20)
+        replace(runtime, gateway="http://127.0.0.1:9"), TREE, Task("t", "go"), state=state, grade=never, caps=Caps(seconds=2)
     )
     assert broken.outcome == "outage" and "could not be reached" in broken.reason and broken.score is None
     program = runtime.place.agent("1.0.0") / "native/reef-native.pyz"

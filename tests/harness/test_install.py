@@ -296,6 +296,18 @@ def test_a_killed_reporter_s_claim_is_claimable(payload: Make, env: dict[str, st
     assert len(gateway.reports) == 1 and len(list(spool.glob("*.sent"))) == 1
 
 
+def test_seeds_are_written_once_and_never_touched_again(payload: Make, env: dict[str, str], home: Path) -> None:
+    content = {**payload(), "seeds": {"state.json": "e30K"}}
+    shell(install.script(content), env)
+    seed = home / ".local/share/reef-harness/native/scenarios/default/home/native/state.json"
+    assert seed.read_text() == "{}\n"
+    seed.write_text("the agent's own")
+    shell(install.script(content), env)
+    assert seed.read_text() == "the agent's own"
+    done = shell(install.script({**payload(), "seeds": {"../x": "e30K"}}), env)
+    assert done.returncode != 0 and "stay inside" in done.stderr
+
+
 def test_two_scenarios_report_apart(payload: Make, env: dict[str, str], home: Path, gateway: FakeGateway) -> None:
     shell(install.script(payload()), env)
     shell(install.script(payload(scenario="other")), env)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from reef_cli.harness.client import launch, spool
-from reef_cli.harness.client.proxy import Limits, Proxy, Upstream, tcp
+from reef_cli.harness.client.proxy import Limits, Proxy, Upstream, Usage, tcp
 from tests.harness.gateway import FakeGateway
 
 
@@ -107,6 +107,21 @@ def test_no_gateway_is_a_transient_error() -> None:
         client.request("POST", "/v1/messages", CHAT, MINE)
         answer = client.getresponse()
         assert answer.status == 502 and b"connection error" in answer.read() and limits.statuses == [0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"message":{"usage":{"input_tokens":7,"output_tokens":1}}}' + b"x" * 90_000 + b'{"usage":{"output_tokens":5}}',
+        b"y" * 90_000 + b'{"usage":{"prompt_tokens": 7, "completion_tokens": 5}} data: [DONE]',
+        b'{"usage":{"input_tokens":7,"input_tokens_details":{"cached_tokens":0},"output_tokens":5}}',
+    ],
+)
+def test_usage_is_found_in_every_dialect(body: bytes) -> None:
+    usage = Usage()
+    for start in range(0, len(body), 777):
+        usage.feed(body[start : start + 777])
+    assert usage.totals() == (7, 5)
 
 
 def test_chunked_requests_and_limits(gateway: FakeGateway) -> None:

@@ -33,7 +33,8 @@ def check(payload: Mapping[str, Any]) -> dict[str, bytes]:
     for name in (payload["adapter"], payload["scenario"], payload["release_id"] or "none", payload["plan"]["version"]):
         if "/" in safe(name):
             raise Refused(f"{name!r} is no plain name")
-    safe(payload["plan"]["program"])
+    for path in (payload["plan"]["program"], *payload["seeds"]):
+        safe(path)
     safe(payload["launch"]["config"])
     return files
 
@@ -56,6 +57,7 @@ def install(payload: Mapping[str, Any], pyz: bytes, environment: dict[str, str],
         if first:
             uninstall(place, lambda _: None)
         raise
+    sync.seed(place, payload["launch"]["config"], payload["seeds"])
     kept = sync.sync(place, payload["launch"]["config"], payload["drift"])
     _tell(payload, place, wrapper, changed, kept, token, environment, say)
     return wrapper

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import http.client
 import json
+import re
 import socket
 import socketserver
 import threading
@@ -51,11 +52,46 @@ class Upstream:
         self.prefix = prefix
 
 
-class Limits:
-    """How much one run may ask for; None is no limit. `taken` counts model calls."""
+class Usage:
+    """Token counts out of an answer that streams by: they stand near its start or its end, in every dialect."""
 
-    def __init__(self, requests: int | None = None) -> None:
+    _INPUT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d+)')
+    _OUTPUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._tail = b""
+
+    def feed(self, data: bytes) -> None:
+        self._head = (self._head + data[:8192])[:8192]
+        self._tail = (self._tail + data)[-16384:]
+
+    def totals(self) -> tuple[int, int]:
+        """Input and output tokens; 0 where the answer does not say."""
+        text = self._head + b"\n" + self._tail
+        found = [max((int(number) for number in pattern.findall(text)), default=0) for pattern in (self._INPUT, self._OUTPUT)]
+        return found[0], found[1]
+
+
+class Limits:
+    """How much one run may use; None is no limit. `taken` counts model calls, `used` input and output tokens.
+
+    `price` is per million input and output tokens, in the currency of `cost`. The call during which a budget is used up still
+    gets its answer; the next one is refused.
+    """
+
+    def __init__(
+        self,
+        requests: int | None = None,
+        tokens: int | None = None,
+        cost: float | None = None,
+        price: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self.requests = requests
+        self.tokens = tokens
+        self.cost = cost
+        self.price = price
+        self.used = (0, 0)
         self.taken = 0
         self.refused = 0
         self.statuses: list[int] = []
@@ -63,11 +99,21 @@ class Limits:
 
     def take(self) -> bool:
         with self._lock:
-            if self.requests is not None and self.taken >= self.requests:
+            if (self.requests is not None and self.taken >= self.requests) or self.broke:
                 self.refused += 1
                 return False
             self.taken += 1
             return True
+
+    @property
+    def broke(self) -> bool:
+        """Whether the token or money budget is used up."""
+        spent = (self.used[0] * self.price[0] + self.used[1] * self.price[1]) / 1e6
+        return (self.tokens is not None and sum(self.used) >= self.tokens) or (self.cost is not None and spent >= self.cost)
+
+    def spend(self, tokens: tuple[int, int]) -> None:
+        with self._lock:
+            self.used = (self.used[0] + tokens[0], self.used[1] + tokens[1])
 
     def note(self, status: int) -> None:
         """How a model call ended, as the gateway said; 0 when the connection broke."""
@@ -105,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         if not path.startswith("/v1/"):
             return self._refuse(404, "only /v1 is served here", "not_found")
         if self.command == "POST" and "count_tokens" not in path and not self.server.limits.take():
-            return self._refuse(403, "this run has used up its model calls", "request_cap")
+            return self._refuse(403, "this run has used up its model calls or its budget", "request_cap")
         upstream = self.server.upstream
         kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP | _OURS}
         connection = upstream.connect()
@@ -157,11 +203,17 @@ class Handler(BaseHTTPRequestHandler):
         self._started = True
         if self.command == "HEAD":
             return
-        while data := answer.read1(65536):
-            self.wfile.write(data if sized else f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            self.wfile.flush()
-        if not sized:
-            self.wfile.write(b"0\r\n\r\n")
+        usage = Usage()
+        try:
+            while data := answer.read1(65536):
+                usage.feed(data)
+                self.wfile.write(data if sized else f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                self.wfile.flush()
+            if not sized:
+                self.wfile.write(b"0\r\n\r\n")
+        finally:
+            if self.command == "POST" and "count_tokens" not in self.path:
+                self.server.limits.spend(usage.totals())
 
     _started = False
 

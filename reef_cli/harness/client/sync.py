@@ -7,6 +7,7 @@ is not a change, and settings are compared by content without the keys the agent
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import json
 from collections.abc import Mapping
@@ -57,6 +58,14 @@ def sync(place: Place, config: str, drift: Mapping[str, Any]) -> list[str]:
                 {path: files[path].read_text(errors="replace") for path in after if path.endswith(".json") and path in files},
             )
         return sorted(kept)
+
+
+def seed(place: Place, config: str, seeds: Mapping[str, str]) -> None:
+    """Write files the agent owns but must find at its first start; one that is there is never touched."""
+    for path, data in seeds.items():
+        target = inside(place.home / config, path)
+        if not target.exists() and not target.is_symlink():
+            put(target, base64.b64decode(data), 0o600)
 
 
 def changes(place: Place, config: str, drift: Mapping[str, Any]) -> dict[str, str]:
