@@ -1,0 +1,84 @@
+"""The table of measured numbers in the README. Every figure comes from a file in `benchmarks/results`; none is written here.
+
+A result file this module does not know is listed with its name only; one that is missing leaves no row.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from docs_pages.markdown import table as markdown
+
+Row = tuple[str, str]
+
+
+def table(folder: Path) -> str:
+    """Rows of what was measured, the figure, the machine, the commit, the file."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        facts = _where(result) if isinstance(result, Mapping) else ("", "")
+        found = list(KNOWN.get(path.stem, _unknown)(result))
+        rows += [(what, figure, *facts, f"[{path.name}](benchmarks/results/{path.name})") for what, figure in found]
+    return markdown(("what", "measured", "machine", "commit", "file"), rows)
+
+
+def _where(result: Mapping[str, Any]) -> tuple[str, str]:
+    machine = result.get("machine")
+    nested = machine if isinstance(machine, Mapping) else {}
+    cores = nested.get("cores") or result.get("cpus")
+    load = result.get("load", result.get("load_before", nested.get("load")))
+    commit = str(result.get("commit") or nested.get("commit") or "")
+    parts = [f"{cores} cores" if cores else "", f"load {float(load):.1f}" if load is not None else ""]
+    return ", ".join(part for part in parts if part), commit[:7]
+
+
+def _unknown(_: Any) -> Iterator[Row]:
+    yield "see the file", ""
+
+
+def _gateway(result: Any) -> Iterator[Row]:
+    for name in ("1 KB, 16 connections", "stream of 200 chunks, 16 connections"):
+        case = result["cases"].get(name)
+        if case:
+            reef, plain = case["reef"], case["plain"]
+            beside = f"(plain aiohttp proxy that records nothing: {plain['cpu_us_per_request']:.0f} µs)"
+            yield f"gateway CPU per recorded upstream request, {name}", f"{reef['cpu_us_per_request']:.0f} µs {beside}"
+
+
+def _experience(result: Any) -> Iterator[Row]:
+    for row in result["inserts"]:
+        if row["concurrent"] == 16:
+            yield (
+                f"durable record appends, 16 writers, durability `{row['durability']}`",
+                f"{row['rows_per_s']}/s, p50 {row['p50_ms']:.1f} ms",
+            )
+    longest = max(result["sessions"], key=lambda row: row["turns"])
+    yield (
+        f"storage of a {longest['turns']}-turn session",
+        f"{longest['stored_bytes_per_turn']} bytes of bodies per turn instead of {longest['naive_bytes_per_turn']}",
+    )
+
+
+def _release(result: Any) -> Iterator[Row]:
+    for name in ("publish", "rollback"):
+        yield f"release store: {name} (commit, fsync, head moved)", f"median {result[name]['median_ms']:.0f} ms"
+
+
+def _gate(result: Any) -> Iterator[Row]:
+    yield (
+        f"gate at alpha 0.05, simulated, {result['runs']} runs a cell: worst rate of publishing a candidate that is no better",
+        f"{100 * result['false_publish_max']:.1f} %",
+    )
+    for row in result["rows"]:
+        if (row["effect_points"], row["discordant"], row["items"]) == (10, 0.2, 300):
+            yield "gate: 10 points better, 300 items, 20 % of pairs differ: published", f"{100 * row['better']:.0f} %"
+
+
+KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
+    "gateway": _gateway,
+    "experience": _experience,
+    "release": _release,
+    "gate": _gate,
+}

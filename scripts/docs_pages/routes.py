@@ -1,0 +1,24 @@
+"""The table of HTTP routes, from the tables the gateway mounts and the rights they need."""
+
+from docs_pages.markdown import code
+from docs_pages.markdown import table as markdown
+from reef_cli.gateway.access import OPEN, need
+from reef_cli.gateway.routes import all_routes
+
+INFERENCE = {
+    "/v1/chat/completions": "Chat completions, OpenAI's shape.",
+    "/v1/completions": "Text completions, OpenAI's shape.",
+    "/v1/messages": "Messages, Anthropic's shape.",
+    "/v1/responses": "Responses, OpenAI's shape.",
+}
+
+
+def table() -> str:
+    """Method, path, the token's scope, and the first sentence of the handler."""
+    rows = []
+    for method, path, handler in all_routes():
+        wanted = need(method, path)
+        scope = "none" if path in OPEN else wanted.scope.value if wanted.scope else "any"
+        first = " ".join((handler.__doc__ or "").split("\n\n")[0].split())
+        rows.append((code(method), code(path.replace(":.+", "")), scope, INFERENCE.get(path) or first))
+    return markdown(("method", "path", "scope", "what"), rows)
