@@ -137,6 +137,9 @@ class TrainerSettings:
     micro_batch: int = 8
     """Samples per forward pass."""
 
+    seed: int = 0
+    """Seed of everything random in training (new weights, order of samples)."""
+
     threads: int | None = None
     """CPU threads per trainer process; absent: all cores."""
 

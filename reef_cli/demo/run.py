@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +18,8 @@ from reef_cli.demo.user import Style, User
 from reef_cli.evaluation.suite import Suite
 
 SCENARIO = "demo"
-STEPS = 24
-"""Published steps after which the demo stops; SmolLM2-135M-Instruct is clearly better by then (recipes/sao/README.md)."""
+STEPS = 16
+"""Batches after which the demo stops; SmolLM2-135M-Instruct is clearly better by then (recipes/sao/README.md)."""
 
 
 class Options(Protocol):
@@ -66,6 +66,7 @@ class Result:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rewards: list[float] = field(default_factory=list)
     asked: int = 0
+    gate: str = ""
 
 
 def run(options: Options) -> int:
@@ -104,14 +105,16 @@ def play(
         user = User(
             SCENARIO, Suite.load(example / "suite.jsonl").select("development").items, Style(8, 40, 1.0, 32), server.clone, seed
         )
-        done, rewards = _learn(client, user, show, steps)
+        done, rewards = learn(client, user, show, steps)
+        gate = judge(client, show)
         after = _measure(client, show, "after learning")
         show.phase(f"rolling back to {before.release_id}")
         client.post(f"/reef/scenarios/{SCENARIO}/rollback", {"release_id": before.release_id})
         back = _measure(client, show, "after the rollback")
     finally:
         server.stop()
-    return _result(before, after, back, done, rewards, user.asked, time.monotonic() - started)
+    result = _result(before, after, back, done, rewards, user.asked, time.monotonic() - started)
+    return replace(result, gate=gate)
 
 
 def example_folder() -> Path:
@@ -125,15 +128,15 @@ def example_folder() -> Path:
     raise RecipeNotFound("The SAO recipe's example is missing.", hint="Reinstall Reef.")
 
 
-def _learn(client: Client, user: User, show: Show, steps: int) -> tuple[int, list[float]]:
-    """Let the user talk until enough steps were released, then wait for the run's final gate."""
+def learn(client: Client, user: User, show: Show, steps: int) -> tuple[int, list[float]]:
+    """Let the user talk until enough batches were learned from; the steps taken, and the mean reward of each."""
+    batch = int(client.get(f"/reef/scenarios/{SCENARIO}/contract")["settings"]["batch_size"])
     user.start()
-    first = int(_scenario(client)["step"])
     try:
         while True:
             state = _scenario(client)
-            user.waiting = int(state["counts"].get("queued", 0))
-            done = int(state["step"]) - first
+            user.waiting = int(state["counts"]["queued"])
+            done = int(state["counts"]["consumed"]) // batch
             show.learning(done, steps, state, user.recent)
             if user.fault is not None:
                 raise user.fault
@@ -143,15 +146,24 @@ def _learn(client: Client, user: User, show: Show, steps: int) -> tuple[int, lis
     finally:
         user.stop()
     client.post(f"/reef/scenarios/{SCENARIO}/pause")
-    _quiet(client, show)
-    return done, [float(value) for value in _scenario(client).get("rewards", [])]
+    return done, [float(value) for value in settled(client, show).get("rewards", [])]
 
 
-def _quiet(client: Client, show: Show) -> None:
-    """Wait until no job runs."""
+def judge(client: Client, show: Show) -> str:
+    """The run's last full gate, against the last gated release; its verdict in words."""
+    show.phase("the full gate judges the run")
+    job = client.post(f"/reef/scenarios/{SCENARIO}/jobs", {"kind": "gate"})["job_id"]
+    settled(client, show)
+    ended = client.get(f"/reef/scenarios/{SCENARIO}/jobs/{job}")
+    return f"{ended['outcome'] or ended['state']}: {ended['reason']}"
+
+
+def settled(client: Client, show: Show) -> dict[str, Any]:
+    """Wait until no job runs; the scenario's state then."""
     while (state := _scenario(client))["job"] is not None:
-        show.phase(f"finishing the last job: {state['phase']}")
+        show.phase(f"finishing a job: {state['phase']}")
         time.sleep(0.5)
+    return state
 
 
 def _scenario(client: Client) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def make_trainer(settings: Settings, recipe: Recipe, engine: LocalEngine, home: 
         engine.model_dir,
         recipe.program(),
         home.logs / "trainer.log",
+        seed=settings.trainer.seed,
         engine_key=engine.admin_key,
         engine_read_key=engine.read_key,
     )
