@@ -25,12 +25,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from reef_cli.control.client import Client  # noqa: E402 - the checkout comes first
-from reef_cli.demo.run import SCENARIO, example_folder, judge, learn  # noqa: E402
-from reef_cli.demo.server import Server  # noqa: E402
-from reef_cli.demo.show import Show  # noqa: E402
-from reef_cli.demo.user import Style, User  # noqa: E402
-from reef_cli.evaluation.suite import Item, Suite  # noqa: E402
+from reef_cli.control.client import Client
+from reef_cli.demo.run import SCENARIO, example_folder, judge, learn
+from reef_cli.demo.server import Server
+from reef_cli.demo.show import Show
+from reef_cli.demo.user import Style, User
+from reef_cli.evaluation.suite import Item, Suite
 
 ARMS = {
     "sao": {},
