@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from reef_cli.core.errors import MissingDependency, ModelNotFound, StorageError, UpstreamError
+from reef_cli.core.errors import MissingDependency, ModelNotFound, ReefError, StorageError, UpstreamError
 
 Progress = Callable[[str, int, int], None]
 """Called with a phase in words and done/total steps."""
@@ -139,7 +139,9 @@ class ModelStore:
                 if target.exists():
                     shutil.rmtree(target)
                 made.rename(target)
-        except (OSError, zipfile.BadZipFile) as error:
+        except ReefError:
+            raise
+        except (OSError, zipfile.BadZipFile, KeyError) as error:
             raise StorageError(
                 f"Cannot store model {name!r}", why=str(error), hint="check the free space of the cache"
             ) from error

@@ -1,8 +1,8 @@
 """The engine as a child process: start, readiness, death, restart with back-off, stop of the whole process group.
 
 Readiness is the process alive, `/model_info` answering our key alone with our launch's weight version, and one real token;
-never `/health`, which a busy or paused engine fails. Keys are random per launch, so a stranger on the port is not taken for ours: it
-refuses our key, or answers without one.
+never `/health`, which a busy or paused engine fails. Keys are random per launch, so a stranger on the port is not taken for
+ours: it refuses our key, or answers without one.
 A death is reported with the last line of the log and followed by a restart, later and later while it keeps dying.
 """
 

@@ -12,7 +12,7 @@ def write_tiny_gguf(path: Path) -> torch.Tensor:
     rng = np.random.default_rng(0)
     hidden, inner, heads, kv_heads = 64, 96, 4, 2
     alphabet = _byte_alphabet()
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet]
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, "Ġt"]
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(128)
     writer.add_embedding_length(hidden)
@@ -27,7 +27,7 @@ def write_tiny_gguf(path: Path) -> torch.Tensor:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * len(alphabet))
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
     writer.add_token_merges(["Ġ t"])
     writer.add_eos_token_id(2)
     writer.add_bos_token_id(1)

@@ -190,6 +190,7 @@ def test_known_sources_are_pinned() -> None:
         assert replace(source) == source
 
 
+@pytest.mark.slow
 def test_a_gguf_becomes_a_checkpoint_engines_can_load(tmp_path: Path) -> None:
     """A tiny Llama written as GGUF by the reference writer, converted in the subprocess, loaded by transformers."""
     import torch
