@@ -64,6 +64,7 @@ class LearningWorker:
         self._settings = settings
         self._clock = clock
         self._wake = asyncio.Event()
+        self._stopping = False
         self._running: dict[str, asyncio.Task[Job]] = {}
         self._jobs: dict[str, str] = {}
         self._last_turn: dict[str, float] = {}
@@ -152,20 +153,23 @@ class LearningWorker:
             logger.info("job %s found %s after a restart: %s", job.id, job.state, ended.state)
 
     async def run(self) -> None:
-        """Until cancelled: take turns. A failing pass is logged and tried again; it never ends the loop."""
-        while True:
+        """Until stopped: take turns. A failing pass is logged and tried again; it never ends the loop."""
+        while not self._stopping:
             self._wake.clear()
             try:
                 await self._turn()
             except ReefError as error:
                 logger.warning("learning pass failed: %s", error)
             try:
-                await asyncio.wait_for(self._wake.wait(), IDLE_TICK_S)
+                # Not `wait_for`: in Python 3.11 it swallows a cancellation that meets the event.
+                async with asyncio.timeout(IDLE_TICK_S):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 
     async def stop(self) -> None:
-        """Stop running jobs where they are; the ledger lets the next start finish or abandon them."""
+        """Stop running jobs where they are and start no more; the ledger lets the next start finish or abandon them."""
+        self._stopping = True
         for task in list(self._running.values()):
             task.cancel()
         if self._running:
@@ -179,8 +183,8 @@ class LearningWorker:
                 continue
             if self._log.scenarios.get(scenario).paused or not self._opened(scenario) or self._rests(scenario):
                 continue
-            job = await self._next_job(scenario)
-            if job is not None:
+            job = None if self._stopping else await self._next_job(scenario)
+            if job is not None and not self._stopping:
                 self._last_turn[scenario] = self._clock.monotonic()
                 self._start(job)
 
