@@ -1,0 +1,158 @@
+"""The main job end to end on the tiny model: serve, report, a real training step, release, hot swap, rollback, restart."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import SAO, Server, reef, serving, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def learner(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Learns from every two reports; shared, so tests ask what happened since they began."""
+    with serving(tmp_path_factory.mktemp("home") / "h", tiny_model, **SAO) as server:
+        yield server
+
+
+def learned(server: Server, steps: int = 1) -> list[dict[str, Any]]:
+    """Report as many samples as `steps` need and wait; the jobs that settled."""
+    before = {job["id"] for job in server.ledger.jobs()}
+    server.scored(2 * steps)
+    return wait_settled(server, before, steps)
+
+
+def wait_settled(server: Server, before: set[str], steps: int) -> list[dict[str, Any]]:
+    def new() -> list[dict[str, Any]]:
+        ended = [job for job in server.ledger.jobs() if job["id"] not in before and job["state"] in ("settled", "failed")]
+        return ended if len(ended) >= steps else []
+
+    jobs = until(new, f"{steps} learning steps", 180)
+    assert {job["state"] for job in jobs} == {"settled"}, jobs
+    return jobs
+
+
+def test_reports_become_a_release_that_serves_and_a_rollback_restores_the_tokens(learner: Server) -> None:
+    first, before = learner.head(), learner.greedy()
+    (job,) = learned(learner)
+    assert job["outcome"] == "select" and learner.ledger.history(job["id"]) == [
+        *("reserved", "training", "candidate", "evaluating", "decided", "publishing", "loaded", "settled")
+    ]
+    released = learner.releases()[0]
+    assert released["release_id"] == job["release_id"] == learner.head()
+    assert released["operation"] == "training" and released["kind"] == "lora" and released["parent_release_id"] == first
+    assert released["job_id"] == job["id"] and len(released["evidence"]["consumed"]) == 2
+    assert released["evidence"]["metrics"]["policy_updated"] is True
+
+    reply = learner.ask("who answers")
+    assert reply.headers["x-reef-release-id"] == released["release_id"]
+    assert reply.headers["x-reef-weight-version"] == f"default@{released['release_id']}"
+    after = learner.greedy()
+    assert after != before, "a step at this learning rate changes the greedy answer of a random model"
+
+    back = learner.client().post(
+        "/reef/scenarios/default/rollback", json={"release_id": first, "expected_head": learner.head()}
+    )
+    assert back.status_code == 200, back.text
+    restored = back.json()
+    assert restored["operation"] == "rollback" and restored["release_id"] not in (first, released["release_id"])
+    assert restored["parent_release_id"] == released["release_id"] and restored["step"] > released["step"]
+    assert learner.greedy() == before
+    assert learner.greedy(**{"x-reef-release-id": released["release_id"]}) == after, "the dropped release can still be pinned"
+    assert len(learner.releases()) >= 3
+
+
+def test_learning_goes_on_from_where_a_rollback_went(learner: Server) -> None:
+    learned(learner)
+    rolled = learner.client().post("/reef/scenarios/default/rollback", json={}).json()
+    (job,) = learned(learner)
+    chain = learner.releases()
+    assert chain[0]["release_id"] == job["release_id"] and chain[0]["parent_release_id"] == rolled["release_id"]
+
+
+def test_eligibility_is_answered_with_reasons(learner: Server) -> None:
+    client = learner.client()
+
+    def report(**body: Any) -> list[tuple[bool, str]]:
+        reply = client.post("/reef/report", json=body)
+        assert reply.status_code == 200, reply.text
+        return [(one["eligible"], one["reason"]) for one in reply.json()["eligible"]]
+
+    one, two, three = (learner.ask(f"eligible {n}").headers["x-reef-agent-record-id"] for n in range(3))
+    assert report(feedback="wrong answer", references=[one]) == [(False, "needs_score")]
+    assert report(score=0.5, references=[one, two]) == [(False, "needs_single_receipt")] * 2
+    assert report(score=0.5, references=[one], metadata={"eligible": False}) == [(False, "opted_out")]
+    cold = client.post("/v1/chat/completions", json=learner.body("cold", temperature=0)).headers["x-reef-agent-record-id"]
+    assert report(score=0.5, references=[cold])[0][1] in ("truncated_sampling", "temperature_out_of_range")
+    # A recorded reward is given once: it pairs with the next one into a step.
+    assert report(score=0.5, references=[three]) == [(True, "eligible")]
+    assert report(score=0.9, references=[three])[0][1] in ("already_sampled", "already_trained")
+    before = {job["id"] for job in learner.ledger.jobs()}
+    learner.scored(1)
+    wait_settled(learner, before, 1)
+
+
+def test_a_record_never_trains_twice(learner: Server) -> None:
+    before = {job["id"] for job in learner.ledger.jobs()}
+    ids = learner.scored(2, "once")
+    wait_settled(learner, before, 1)
+    client = learner.client()
+    for number, id_ in enumerate(ids):
+        record = learner.get(f"/reef/scenarios/default/records/{id_}")
+        same = {"agent_record_id": id_, "score": record["score"], "references": record["references"]}
+        assert client.post("/reef/report", json=same).status_code == 200
+        assert client.post("/reef/report", json=same | {"score": 17.0}).status_code == 409
+        new = {"agent_record_id": f"new{number}:{id_}", "score": 1.0, "references": record["references"]}
+        reply = client.post("/reef/report", json=new).json()
+        assert reply["eligible"] == [{"reference": record["references"][0], "eligible": False, "reason": "already_trained"}]
+    learned(learner)
+    consumed = [one for row in learner.releases() for one in row["evidence"].get("consumed", ())]
+    assert len(consumed) == len(set(consumed))
+    assert not any(one.startswith("new") for one in consumed)
+
+
+def test_a_restart_keeps_everything(learner: Server) -> None:
+    learned(learner)
+    answer, chain, jobs = learner.greedy(), learner.releases(), learner.ledger.jobs()
+    assert learner.stop() == 0
+    offline = json.loads(reef("release", "list", "--json", "--home", str(learner.home)).stdout)["releases"]
+    assert [row["release_id"] for row in offline] == [row["release_id"] for row in chain]
+    learner.start().ready()
+    assert learner.greedy() == answer and learner.ledger.jobs() == jobs
+    assert [row["release_id"] for row in learner.releases()] == [row["release_id"] for row in chain]
+    (job,) = learned(learner)
+    assert learner.releases()[0]["release_id"] == job["release_id"]
+    sound = reef("release", "verify", "--home", str(learner.home))
+    assert sound.returncode == 0, sound.stdout
+
+
+def test_queued_reports_survive_a_stop(tiny_model: Path, tmp_path: Path) -> None:
+    """18 reports arrive fast with one sample per step; the server stops after the first step, and the rest trains later."""
+    with serving(tmp_path / "h", tiny_model, **{**SAO, "reef.batch_size": "1", "reef.max_staleness": "50"}) as server:
+        ids = server.scored(18)
+        until(lambda: server.ledger.settled() >= 1, "the first step", 180)
+        assert server.stop() == 0
+        samples = server.ledger.samples()
+        assert set(samples) == set(ids)
+        waiting = sum(state != "consumed" for state in samples.values())
+        assert 1 <= waiting <= 17
+        server.start().ready()
+        assert not [state for state in server.ledger.samples().values() if state in ("dropped", "refused")]
+        until(lambda: set(server.ledger.samples().values()) == {"consumed"}, "all reports trained", 240)
+        consumed = [one for row in server.releases() for one in row["evidence"].get("consumed", ())]
+        assert sorted(consumed) == sorted(ids)
+
+
+def test_no_update_no_release(tiny_model: Path, tmp_path: Path) -> None:
+    """While the critic warms up nothing is published, and the status says so."""
+    with serving(tmp_path / "h", tiny_model, **{**SAO, "reef.critic_only_steps": "5"}) as server:
+        head = server.head()
+        (job,) = learned(server)
+        assert job["outcome"] == "unchanged" and server.head() == head
+        row = next(row for row in server.status()["scenarios"] if row.get("scenario", row.get("name")) == "default")
+        assert row["last_outcome"]["outcome"] == "unchanged" and row["last_outcome"]["reason"]
+        assert set(server.ledger.samples().values()) == {"consumed"}
