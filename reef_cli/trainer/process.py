@@ -54,8 +54,15 @@ def join_group(cuda: bool) -> None:
 
 
 def join_alone(threads: int = 2) -> None:
-    """Make this process the only rank of a group, for scripts and tests that train in-process on the CPU."""
+    """Make this process the only rank of a group, for scripts and tests that train in-process on the CPU.
+
+    Once per process: DeepSpeed remembers the first group for ever, so it is kept until the process ends.
+    """
+    import torch.distributed as dist
+
     from reef_cli.weights.group import free_port
 
+    if dist.is_initialized():
+        return
     os.environ.update(rank_environment(os.environ, rank=0, world_size=1, port=free_port(), threads=threads, cuda=False))
     join_group(cuda=False)

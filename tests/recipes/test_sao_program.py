@@ -1,14 +1,13 @@
 """SAO's tensor half on a toy policy: its loss against an oracle, the critic's part, warm-up, guards, and state."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from recipes.sao.program import Critic, SAOProgram
 from reef_cli.core.types import Sample
@@ -23,10 +22,8 @@ __all__ = ["toy_model"]  # the fixture, borrowed
 
 
 @pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
+def group() -> None:
     join_alone(threads=1)
-    yield
-    dist.destroy_process_group()
 
 
 def learner(model: Path, **changes: Any) -> Learner:

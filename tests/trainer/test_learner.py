@@ -1,13 +1,11 @@
 """States, swaps and files of one rank, in-process on the toy model."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from reef_cli.config.schema import TrainerSettings
@@ -20,10 +18,8 @@ from tests.trainer.conftest import TOY, batch, sample, spec
 
 
 @pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
+def group() -> None:
     join_alone(threads=1)
-    yield
-    dist.destroy_process_group()
 
 
 def learner(model: Path, settings: TrainerSettings = TOY, seed: int = 0, **changes: object) -> Learner:
