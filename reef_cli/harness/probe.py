@@ -5,12 +5,21 @@ Enough of each dialect for every shipped agent to finish a turn, streaming and n
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 SAYS = "ok"
 _USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+
+
+def framed(events: Iterable[tuple[str, Any]]) -> bytes:
+    """Server-sent events of `(name, data)`; data that is no text becomes JSON."""
+    parts = []
+    for name, value in events:
+        head = f"event: {name}\n" if name else ""
+        parts.append(f"{head}data: {value if isinstance(value, str) else json.dumps(value)}\n\n")
+    return "".join(parts).encode()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -28,7 +37,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path.endswith("/count_tokens"):
             return self._json({"input_tokens": 1})
         model = str(body.get("model", "m"))
-        make = {"/v1/chat/completions": _chat, "/v1/messages": _messages, "/v1/responses": _responses}.get(path)
+        make = DIALECTS.get(path)
         if make is None:
             return self._json({"error": {"message": "no such path", "type": "not_found_error"}}, 404)
         whole, events = make(model)
@@ -39,11 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(status, "application/json", len(data))
         self.wfile.write(data)
 
-    def _events(self, events: Iterator[tuple[str, Any]]) -> None:
-        data = "".join(
-            (f"event: {name}\n" if name else "") + f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n"
-            for name, value in events
-        ).encode()
+    def _events(self, events: Iterable[tuple[str, Any]]) -> None:
+        data = framed(events)
         self._head(200, "text/event-stream", len(data))
         self.wfile.write(data)
 
@@ -145,3 +151,11 @@ def _responses(model: str) -> tuple[dict[str, Any], Iterator[tuple[str, Any]]]:
             yield kind, {"type": kind, **value}
 
     return whole, events()
+
+
+DIALECTS: Mapping[str, Callable[[str], tuple[dict[str, Any], Iterator[tuple[str, Any]]]]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/messages": _messages,
+    "/v1/responses": _responses,
+}
+"""Path to maker of `(whole answer, events)` for a model's name."""

@@ -7,6 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from reef_cli.harness import probe
+from reef_cli.harness.probe import framed
+
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 
 
@@ -76,7 +79,13 @@ class FakeGateway:
             reply = self.replies.pop(0) if self.replies else "ok"
         if self.fail is not None:
             return self.send(handler, self.fail, {"error": {"message": "refused", "code": "x"}})
-        return self.chat(handler, data, f"receipt-{scenario}-{number}", reply)
+        receipt = f"receipt-{scenario}-{number}"
+        if url.path in ("/v1/messages", "/v1/responses"):
+            whole, events = probe.DIALECTS[url.path]("m")
+            answer: Any = framed(events).decode() if data.get("stream") else whole
+            kind = "text/event-stream" if data.get("stream") else "application/json"
+            return self.send(handler, 200, answer, {"x-reef-agent-record-id": receipt, "content-type": kind})
+        return self.chat(handler, data, receipt, reply)
 
     def chat(self, handler: BaseHTTPRequestHandler, data: Any, receipt: str, reply: Any) -> None:
         message: dict[str, Any] = {"role": "assistant", "content": reply}
