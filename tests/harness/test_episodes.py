@@ -74,7 +74,7 @@ def test_an_episode_runs_is_graded_and_leaves_only_what_is_kept(
 
 
 PROBE = """
-tr '\\0' '\\n' < /proc/$PPID/environ; env; id -u; ls /home /root /work 2>&1; echo ---; cat /proc/net/route | wc -l
+tr '\\0' '\\n' < /proc/$PPID/environ; env; id -u; ls /home /root 2>&1; echo ---; cat /proc/net/route | wc -l
 python3 - <<'X' 2>&1 || true
 import socket
 try: socket.create_connection(("192.0.2.1", 80), 1); print("OUT")
