@@ -2,10 +2,11 @@
 
 import sqlite3
 import tempfile
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docs_pages.markdown import code, table
 from reef_cli.core.types import Inference, Report, TokenSpan, TokenTrace
@@ -21,6 +22,7 @@ exports and the import routes all use the same JSON document: the field `kind` p
 Times are seconds since 1970. An id is 1 to 200 printable characters; Reef's own are time-ordered (UUIDv7).
 
 - `request` is the client's body, byte for byte: text when it is UTF-8, else `{"base64": ...}`.
+- In an import, `created_at` may be left out (now), `messages` too (those of the request), and `response` (null).
 - A record whose answer broke off has `complete: false` and an `error`; it never trains.
 - `tokens` is null where the engine gives none (upstream); such a record never trains weights.
 - Long conversations are stored as differences to earlier records of the session; what comes out is exact.
@@ -52,12 +54,28 @@ def _prose(owner: type[Any]) -> str:
     return "\n\n".join(" ".join(part.split()) for part in (owner.__doc__ or "").split("\n\n"))
 
 
+_WORDS: Mapping[Any, str] = {
+    str: "string",
+    bytes: "string",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
 def _type(hint: Any) -> str:
-    text = getattr(hint, "__name__", None) if isinstance(hint, type) and not getattr(hint, "__args__", None) else None
-    text = text or str(hint)
-    for prefix in ("reef_cli.core.types.", "reef_cli.core.ids.", "reef_cli.experience.model.", "collections.abc.", "typing."):
-        text = text.replace(prefix, "")
-    return code(text.replace("NoneType", "null"))
+    """A Python type in JSON's words."""
+    if (base := getattr(hint, "__supertype__", hint)) in _WORDS:
+        return _WORDS[base]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_type(part) for part in arguments)
+    if origin is Literal:
+        return "one of " + ", ".join(code(value) for value in arguments)
+    if origin in (tuple, list, Sequence):
+        return f"array ({_type(arguments[0])} each)"
+    return "object" if origin is Mapping or is_dataclass(hint) or hint is Any else str(hint)
 
 
 def _database() -> str:

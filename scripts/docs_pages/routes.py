@@ -5,11 +5,13 @@ from docs_pages.markdown import table as markdown
 from reef_cli.gateway.access import OPEN, need
 from reef_cli.gateway.routes import all_routes
 
-INFERENCE = {
+SPOKEN = {  # handlers made by a factory, or whose name says it all
     "/v1/chat/completions": "Chat completions, OpenAI's shape.",
     "/v1/completions": "Text completions, OpenAI's shape.",
     "/v1/messages": "Messages, Anthropic's shape.",
     "/v1/responses": "Responses, OpenAI's shape.",
+    "/reef/scenarios/{scenario}/resume": "Jobs start again.",
+    "/reef/scenarios/{scenario}/releases/{release}": "One release.",
 }
 
 
@@ -20,5 +22,5 @@ def table() -> str:
         wanted = need(method, path)
         scope = "none" if path in OPEN else wanted.scope.value if wanted.scope else "any"
         first = " ".join((handler.__doc__ or "").split("\n\n")[0].split())
-        rows.append((code(method), code(path.replace(":.+", "")), scope, INFERENCE.get(path) or first))
+        rows.append((code(method), code(path.replace(":.+", "")), scope, SPOKEN.get(path) or first))
     return markdown(("method", "path", "scope", "what"), rows)

@@ -53,3 +53,9 @@ def test_generic_reasons_are_in_the_code() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "reef_cli").rglob("*.py"))
     for reason in re.findall(r"`([a-z_]+)`", line):
         assert f'"{reason}"' in code, reason
+
+
+def test_every_row_of_the_table_says_something() -> None:
+    table = PAGE.read_text(encoding="utf-8").partition("<!-- begin routes -->")[2].partition("<!-- end routes -->")[0]
+    assert len(table.strip().splitlines()) == len(mounted()) + 2
+    assert not [row for row in table.splitlines() if row.rstrip().endswith("|  |")]
