@@ -21,7 +21,7 @@ class SAOSettings(RecipeSettings):
     batch_size: int = 128
     """Samples per training step; 1 is a smoke test (the critic then sees a single sample and the advantages are noise)."""
 
-    policy_lr: float = 3e-4
+    policy_lr: float = 2e-4
     """Learning rate of the LoRA adapter; use about 1e-6 with `trainer.method: full`."""
 
     critic_lr: float = 1e-3
