@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import once
 from tests.e2e.server import Server, serving
 
 
@@ -13,3 +14,16 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Records only; one for the whole file."""
     with serving(tmp_path_factory.mktemp("home") / "h", tiny_model) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def adapters(tiny_model: Path, shared_folder: Path) -> list[Path]:
+    """Four LoRA adapters that make the tiny model say different things."""
+    folders = [shared_folder / f"adapter{number}" for number in range(4)]
+    with once(shared_folder / "adapters.made") as first:
+        if first:
+            from tests.engines.live import make_lora
+
+            for number, folder in enumerate(folders):
+                make_lora(folder, tiny_model, seed=20 + number)
+    return folders

@@ -8,7 +8,7 @@ with no hook in the product.
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,30 +49,31 @@ class Ledger:
         return [row[0] for row in self.rows("SELECT state FROM job_events WHERE job_id = ? ORDER BY seq", job_id)]
 
     @contextmanager
-    def held(self, state: str, limit_s: float) -> Iterator[str]:
-        """Hold the newest job in `state`, or in the first state after it that could be caught; yields that state.
+    def held(self, state: str, limit_s: float) -> Iterator[None]:
+        """Hold the newest job in exactly `state`: while the body runs no transition can be written.
 
-        While the body runs no transition can be written. Raises `TimeoutError` when no job comes that far.
+        A moment may be missed; another job's is waited for then. Raises `TimeoutError` when none was caught.
         """
         with closing(sqlite3.connect(self.path, timeout=0, isolation_level=None)) as connection:
-            caught = _catch(connection, state, limit_s)
+            _catch(connection, state, limit_s)
             try:
-                yield caught
+                yield
             finally:
                 connection.execute("ROLLBACK")
 
 
-def _catch(connection: sqlite3.Connection, state: str, limit_s: float) -> str:
+def _catch(connection: sqlite3.Connection, state: str, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
+    before = (None, *STATES)[STATES.index(state)]
+    pause = 0.0005
     while time.monotonic() < deadline:
-        try:
+        with suppress(sqlite3.OperationalError):  # the server writes just now
             connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:  # the server writes just now
-            time.sleep(0.0002)
-            continue
-        row = connection.execute("SELECT state FROM jobs ORDER BY seq DESC LIMIT 1").fetchone()
-        if row and row[0] in STATES and STATES.index(row[0]) >= STATES.index(state):
-            return str(row[0])
-        connection.execute("ROLLBACK")
-        time.sleep(0.0005)
-    raise TimeoutError(f"no job came to {state} within {limit_s:g} s")
+            row = connection.execute("SELECT state FROM jobs ORDER BY seq DESC LIMIT 1").fetchone()
+            if row and row[0] == state:
+                return
+            connection.execute("ROLLBACK")
+            # Next comes the state that is wanted, perhaps for a millisecond.
+            pause = 0.0 if row and row[0] == before else 0.0005
+        time.sleep(pause)
+    raise TimeoutError(f"no job was caught in {state} within {limit_s:g} s")

@@ -21,9 +21,16 @@ LIMIT_S = 120.0
 
 LIGHT = {"engine.threads": "1", "trainer.threads": "1", "trainer.rank": "4"}
 SAO = {
-    **{"reef.recipe": "recipes.sao.recipe:SAORecipe", "reef.batch_size": "2", "reef.critic_only_steps": "0"},
-    **{"reef.policy_lr": "3e-3", "reef.critic_width": "8", "reef.min_ess": "0", "reef.max_masked": "1"},
-    **{"reef.gate_every": "1000", "evaluation.max_kl": "1000", "evaluation.smoke_items": "0"},
+    "reef.recipe": "recipes.sao.recipe:SAORecipe",
+    "reef.batch_size": "2",
+    "reef.critic_only_steps": "0",
+    "reef.policy_lr": "3e-3",
+    "reef.critic_width": "8",
+    "reef.min_ess": "0",
+    "reef.max_masked": "1",
+    "reef.gate_every": "1000",
+    "evaluation.max_kl": "1000",
+    "evaluation.smoke_items": "0",
 }
 """Every step of two samples trains the policy and is released at once."""
 
