@@ -151,8 +151,11 @@ def find(rows: list[Row], scenario: str, release_id: str) -> Row:
 
 
 def rollback_target(rows: list[Row], head: Row) -> Row | None:
-    """What a rollback without a name goes back to: the nearest earlier release of the head's surface whose content differs."""
-    served = [row for row in rows if not row.get("pending") and row.get("surface") == head.get("surface")]
+    """What a rollback without a name goes back to: the nearest earlier release of the head's surface (or the creation
+    release) whose content differs."""
+    surface = head.get("surface")
+    chain = [row for row in rows if not row.get("pending")]
+    served = [row for row in chain if row.get("surface") == surface or row.get("operation") == "creation"]
     earlier = served[served.index(head) + 1 :] if head in served else []
     return next((row for row in earlier if row.get("content_id") != head.get("content_id")), None)
 

@@ -178,6 +178,12 @@ class RecipeNotFound(NotFoundError):
     code = "recipe_not_found"
 
 
+class AdapterNotFound(NotFoundError):
+    """No harness adapter of that name is installed."""
+
+    code = "adapter_not_found"
+
+
 class ConflictError(ReefError):
     """The world is not in the state the caller assumed."""
 
@@ -232,6 +238,12 @@ class AlreadyRunning(ConflictError):
     """Another server owns this home, or the port is taken."""
 
     code = "already_running"
+
+
+class ProposalConflict(ConflictError):
+    """A harness proposal was made against an older release and collides with what came since."""
+
+    code = "proposal_conflict"
 
 
 class GateRefused(ConflictError):
@@ -333,6 +345,12 @@ class StorageError(ReefError, OSError):
 
     code = "storage_error"
     status = 507
+
+
+class InstallFailed(ReefError):
+    """Installing, updating or removing an agent ended with an error; the message has its last words."""
+
+    code = "install_failed"
 
 
 class MissingDependency(ReefError, ImportError):

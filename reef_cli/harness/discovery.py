@@ -8,19 +8,13 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from reef_cli.core.errors import ConfigError, NotFoundError
+from reef_cli.core.errors import AdapterNotFound, ConfigError
 from reef_cli.harness.adapter import DESCRIPTOR, Adapter, load
 from reef_cli.harness.resources import shipped
 
 VARIABLE = "REEF_ADAPTERS"
 GROUP = "reef.adapters"
 """An entry point of this group names a callable that returns the adapter's folder (a path)."""
-
-
-class AdapterNotFound(NotFoundError):
-    """No adapter of that name is installed."""
-
-    code = "adapter_not_found"
 
 
 def folders(environment: Mapping[str, str] | None = None) -> Iterator[Path]:

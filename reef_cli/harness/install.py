@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reef_cli.core.errors import ReefError
+from reef_cli.core.errors import InstallFailed
 from reef_cli.harness.adapter import Adapter
 from reef_cli.harness.client.store import Place, base_folder, get_json
 from reef_cli.harness.merge import Mutation, diff, mutations
@@ -30,12 +30,6 @@ from reef_cli.harness.tree import read as read_tree
 from reef_cli.harness.tree import write as write_tree
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-
-
-class InstallFailed(ReefError):
-    """The install script ended with an error; `details` carries its status, the message its words."""
-
-    code = "install_failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from reef_cli.core.errors import InvalidRequest, ReleaseNotFound, UnsupportedArtifact
+from reef_cli.core.errors import AdapterNotFound, InvalidRequest, ProposalConflict, ReleaseNotFound, UnsupportedArtifact
 from reef_cli.core.ids import ContentId, ReleaseId
-from reef_cli.core.types import Artifact, Release, Surface
+from reef_cli.core.types import Artifact, Operation, Release, Surface
 from reef_cli.harness import discovery, install, merge, pages
 from reef_cli.harness import tree as trees
 from reef_cli.harness.adapter import Adapter
@@ -59,14 +59,6 @@ class Proposal:
         }
 
 
-class ProposalConflict(InvalidRequest):
-    """The proposal was made against an older harness and collides with what came since."""
-
-    code = "proposal_conflict"
-    status = 409
-    exit_code = 4
-
-
 class HarnessService:
     """See the module. `model` gives the model name an installed agent shall ask for; `page_secret` keys the page links."""
 
@@ -87,8 +79,16 @@ class HarnessService:
     # the chain
 
     def chain(self, scenario: str) -> list[Release]:
-        """Harness releases, oldest first, held ones included."""
-        return [release for release in reversed(self._releases.list(scenario)) if release.surface is Surface.HARNESS]
+        """Harness releases, oldest first, held ones included.
+
+        A rollback to the creation release after harness releases is one too: it takes the harness away, an empty tree.
+        """
+        found: list[Release] = []
+        for release in reversed(self._releases.list(scenario)):
+            emptied = release.kind == "base" and release.operation is Operation.ROLLBACK and bool(found)
+            if release.surface is Surface.HARNESS or emptied:
+                found.append(release)
+        return found
 
     def current(self, scenario: str) -> Release | None:
         """The harness in force; None before the first one."""
@@ -152,7 +152,8 @@ class HarnessService:
         release = self.find(scenario, release_id)
         tree = self.tree_of(release)
         facts = self._row(release) if release else {"release_id": None, "content_id": None, "step": None, "changed": ""}
-        return {"scenario": scenario, **facts, "requires": tree.requires, "entries": tree.wire()}
+        needs = {"requires": tree.requires, "needs_nothing": self._needs_nothing(scenario)}
+        return {"scenario": scenario, **facts, "model": self._model(scenario), **needs, "entries": tree.wire()}
 
     def releases(self, scenario: str) -> list[dict[str, Any]]:
         """`GET /reef/harness/releases`: oldest first."""
@@ -215,7 +216,7 @@ class HarnessService:
         name, version = discovery.split(adapter)
         known = self._adapters()
         if name not in known:
-            raise discovery.AdapterNotFound(f"no adapter is named {name!r}", hint=f"known: {', '.join(sorted(known))}")
+            raise AdapterNotFound(f"no adapter is named {name!r}", hint=f"known: {', '.join(sorted(known))}")
         release = self.find(scenario, release_id)
         target = install.Target(_address(gateway), self._model(scenario), version)
         facts = install.ReleaseFacts(scenario)

@@ -16,6 +16,9 @@ from reef_cli.learning.jobs import Entry, Queued
 PAGE = 256
 """Reports read from the log at a time."""
 
+TRIAL = "trial"
+"""Tag of records that were made to judge a candidate; they are evidence about it and never teach."""
+
 
 class Stream(Protocol):
     """What batching reads of the experience log."""
@@ -48,6 +51,8 @@ def admit(recipe: Recipe, stream: Stream, report: Report, known: Mapping[str, Re
     if len(records) != len(report.references):
         return Refusal("record_evicted")
     for record in records:
+        if TRIAL in record.tags:
+            return Refusal("trial")
         if not record.complete:
             return Refusal("incomplete")
         if record.usage.get("trainable") is False:

@@ -160,7 +160,9 @@ class Runner:
     async def _train(self, job: Job) -> Job:
         samples = await self._samples(job)
         base = self._releases.get(job.scenario, job.base_release_id)
-        base_directory = await asyncio.to_thread(self._releases.directory, base.content_id)
+        # A harness release serves the base model: what it holds are no weights.
+        weights = base.kind != "harness"
+        base_directory = await asyncio.to_thread(self._releases.directory, base.content_id) if weights else None
         checkpoint = await asyncio.to_thread(self._checkpoint_of, base)
         candidate = await self._training.train(
             job.scenario,

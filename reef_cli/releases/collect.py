@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reef_cli.core.clock import Clock
 from reef_cli.core.ids import ContentId
-from reef_cli.core.types import Release
+from reef_cli.core.types import Operation, Release
 from reef_cli.releases.chain import ARCHIVE, Chain, Chains
 from reef_cli.releases.contents import PREFIX, Contents
 from reef_cli.releases.git import ZERO, Git, RefUpdate
@@ -76,9 +76,13 @@ def kept_of(chain: Chain, keep: Keep) -> set[ContentId]:
 
 
 def previous_content(releases: Sequence[Release]) -> Release | None:
-    """Where a rollback goes by default: the nearest earlier release of the head's surface whose content differs."""
+    """Where a rollback goes by default: the nearest earlier release of the head's surface whose content differs.
+
+    The creation release stands before the first release of any surface.
+    """
     head = releases[0]
-    earlier = (release for release in releases[1:] if release.surface is head.surface)
+    first = Operation.CREATION
+    earlier = (release for release in releases[1:] if release.surface is head.surface or release.operation is first)
     return next((release for release in earlier if release.content_id != head.content_id), None)
 
 

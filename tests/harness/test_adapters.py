@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reef_cli.core.errors import ConfigError, UnsupportedArtifact
+from reef_cli.core.errors import AdapterNotFound, ConfigError, UnsupportedArtifact
 from reef_cli.harness import contract, discovery, formats
 from reef_cli.harness.adapter import load
 from reef_cli.harness.render import admit, render
@@ -33,7 +33,7 @@ def test_third_party_folder_on_a_path(tmp_path: Path) -> None:
     assert found["third-party"].plan().version == "2.0.1"
     with pytest.raises(ConfigError, match="two adapters"):
         discovery.adapters({"REEF_ADAPTERS": f"{THIRD}:{THIRD}"})
-    with pytest.raises(discovery.AdapterNotFound):
+    with pytest.raises(AdapterNotFound):
         discovery.adapter("nobody", {})
     with pytest.raises(ConfigError, match="pinned"):
         discovery.adapter("pi", {}).version("9.9")

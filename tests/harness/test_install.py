@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reef_cli.core.errors import UnsupportedArtifact
+from reef_cli.core.errors import InstallFailed, UnsupportedArtifact
 from reef_cli.harness import discovery, install
 from reef_cli.harness.client import installer, store, sync
 from reef_cli.harness.tree import Tree
@@ -379,7 +379,7 @@ def test_local_install_is_the_same_road(payload: Make, env: dict[str, str], home
     assert "is up to date" in shell(install.script(payload()), env).stderr and picture(home) == one
     (item,) = install.installed(env)
     assert install.run_client(item, "doctor", "--json", environment=BARE).returncode == 0
-    with pytest.raises(install.InstallFailed):
+    with pytest.raises(InstallFailed):
         install.local_install({**payload(), "format": 9}, env)
 
 

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from reef_cli.core.errors import ConfigError, InvalidRequest, ReleaseNotFound, UnsupportedArtifact
+from reef_cli.core.errors import (
+    AdapterNotFound,
+    ConfigError,
+    InvalidRequest,
+    ProposalConflict,
+    ReleaseNotFound,
+    UnsupportedArtifact,
+)
 from reef_cli.core.types import Draft, Operation, Release, Surface
 from reef_cli.harness import discovery, install
-from reef_cli.harness.service import HarnessService, ProposalConflict
+from reef_cli.harness.service import HarnessService
 from reef_cli.harness.tree import Tree
 from reef_cli.releases.service import ReleaseService
 from tests.harness.test_install import shell
@@ -111,7 +118,7 @@ def test_install_script_end_to_end(
     for bad in ("javascript:x", "http://h/'x", "http:// h", ""):
         with pytest.raises(InvalidRequest):
             service.payload("s", "native", bad)
-    with pytest.raises(discovery.AdapterNotFound):
+    with pytest.raises(AdapterNotFound):
         service.payload("s", "nobody", gateway.url)
     with pytest.raises(ConfigError):
         service.payload("s", "pi@0.1", gateway.url)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reef_cli.core.errors import HeadMoved
-from reef_cli.core.types import Cadence, JobState, Operation, Outcome
+from reef_cli.core.types import Cadence, Draft, JobState, Operation, Outcome, Surface
 from reef_cli.learning.runner import Policy
 from tests.learning.world import SCENARIO, World
 
@@ -248,3 +248,24 @@ async def test_only_states_a_later_step_may_start_from_are_kept(tmp_path: Path) 
     # Its state is gone, so the step starts from the weights alone.
     assert world.trainer.steps[-1][0] is None
     await world.close()
+
+
+async def test_what_was_made_to_judge_a_candidate_never_trains(world: World) -> None:
+    await world.exchange(tags={"trial": "c1"})
+    await world.exchange(), await world.exchange()
+    await world.step()
+    assert world.reasons()[0] == "trial" and world.states() == ["refused", "consumed", "consumed"]
+
+
+async def test_a_step_over_a_harness_starts_from_the_base_weights(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "tree.json").write_text("{}")
+    tree = world.releases.store(folder, "harness")
+    start = world.publisher.served(SCENARIO)
+    draft = Draft(tree.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "user")
+    head = await world.publisher.publish(SCENARIO, draft, start.release_id)
+    await world.exchange(release=start), await world.exchange(release=start)
+    await world.step()
+    assert world.trainer.bases == [(head.release_id, None)]
+    assert world.publisher.served(SCENARIO).kind == "lora"

@@ -75,6 +75,7 @@ class Trainer:
     """Writes a candidate and a checkpoint; can be told to fail or to leave the policy alone."""
 
     steps: list[tuple[str | None, list[str]]] = field(default_factory=list)
+    bases: list[tuple[str, Path | None]] = field(default_factory=list)
     fault: str | None = None
     updates: bool = True
 
@@ -88,6 +89,7 @@ class Trainer:
         out: Path,
         on_progress: Callable[[TrainerProgress], None] | None = None,
     ) -> Candidate:
+        self.bases.append((base.release_id, base_directory))
         self.steps.append(((checkpoint / "state").read_text() if checkpoint else None, [sample.id for sample in samples]))
         if self.fault:
             raise TrainerError(self.fault)
@@ -170,7 +172,14 @@ class World:
         await self.worker.stop()
         self.log.close()
 
-    async def exchange(self, score: float | None = 1.0, *, release: Release | None = None, complete: bool = True) -> Report:
+    async def exchange(
+        self,
+        score: float | None = 1.0,
+        *,
+        release: Release | None = None,
+        complete: bool = True,
+        tags: Mapping[str, str] | None = None,
+    ) -> Report:
         """One answered and reported request, answered by `release` (default: the served one)."""
         release = release or self.publisher.served(SCENARIO)
         version = "base" if release.kind == "base" else f"{SCENARIO}@{release.release_id}"
@@ -191,6 +200,7 @@ class World:
                 release_id=release.release_id,
                 weight_version=version,
                 complete=complete,
+                tags=tags or {},
             )
         )
         report = Report(
