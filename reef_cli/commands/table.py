@@ -31,6 +31,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("rollback", "Release", "rollback", "Serve an earlier release's content again"),
     Command("eval", "Release", "evaluate", "Evaluate a release on a suite"),
     Command("recipe", "Build", "recipe", "List recipes and show their settings"),
+    Command("harness", "Build", "harness", "Install agents with a scenario's harness, read it and propose changes"),
     Command("model", "Build", "model", "Get models into the cache and list them"),
     Command("config", "Build", "config", "Check and show configuration, print its schema"),
     Command("completion", "Build", "completion", "Print the completion script of a shell"),

@@ -57,6 +57,11 @@ class Home:
         """Scratch folders of jobs under way."""
         return self.root / "jobs"
 
+    @property
+    def episodes(self) -> Path:
+        """Roots of harness episodes under way, and what was kept of ended ones."""
+        return self.root / "episodes"
+
     def prepare(self) -> "Home":
         """Make the folders with mode 0700; `StorageError` names the one that cannot be made."""
         for folder in (self.root, self.run, self.logs, self.checkpoints, self.jobs):

@@ -10,6 +10,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,10 @@ class Publisher:
 
     async def _load(self, release: Release) -> None:
         if self._bring is None:
+            return
+        if release.kind == "harness":
+            # A harness lies around the model, not in it: behind it the base weights serve.
+            await self._bring(replace(release, kind="base"), None)
             return
         await self._bring(release, await self._directory(release))
         loaded = self._loaded.setdefault(release.scenario, [])

@@ -30,12 +30,14 @@ from reef_cli.gateway.backends import Backend
 from reef_cli.gateway.backends.local import LocalBackend
 from reef_cli.gateway.backends.upstream import UpstreamBackend
 from reef_cli.gateway.deps import Deps, DrainFlag
+from reef_cli.harness import episodes
 from reef_cli.learning.contract import Recipe
 from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering
 from reef_cli.supervisor.evaluations import Evaluations
+from reef_cli.supervisor.harness import open_harness
 from reef_cli.supervisor.learning import Parts, check_recipe, make_trainer, make_worker, push_weights, pushes_whole_weights
 from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.meters import LearningMeters
@@ -93,6 +95,8 @@ class Stack:
         self.log = await asyncio.to_thread(self._open_log)
         self._exits.callback(self.log.close)
         self.releases = ReleaseService(self.home.root, clock=self.clock, lfs=settings.storage.lfs)
+        if swept := await asyncio.to_thread(episodes.sweep, self.home.episodes):
+            logger.info("removed %d episodes that a crash left behind", swept)
         if settings.engine.kind != "upstream":
             await self._prepare_engine()
         base = await asyncio.to_thread(self._base)
@@ -257,6 +261,9 @@ class Stack:
         reef = self.settings.reef
         backend = self._backend()
         self._exits.push_async_callback(backend.close)
+        harness = await asyncio.to_thread(
+            open_harness, self.settings, self.home.root, self.releases, self.publisher, self.recipe
+        )
         deps = Deps(
             settings=reef,
             engine_kind=self.settings.engine.kind,
@@ -284,6 +291,8 @@ class Stack:
             contract=self._contract if self.recipe else None,
             metrics_on=self.settings.telemetry.metrics,
             tracer=open_tracer(self.settings.telemetry.tracing),
+            extra_routes=harness.routes(),
+            admits=harness.admits,
         )
         self.server = await gateway_app.serve(gateway_app.build_app(deps), reef.host, reef.port)
         self.listening.set()
