@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.docs.pages import Block, blocks
+from tests.docs.pages import ROOT, Block, blocks
 from tests.doubles.upstream import upstream
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from docs_pages.routes import every_route
 
 PROGRAMS = [block for block in blocks("python") if block.file is None]
 
@@ -75,6 +80,23 @@ def test_it_runs(block: Block, folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "no_recipe" in done.stdout
+
+
+def test_every_route_of_the_page_is_mounted(folder: Path) -> None:
+    """Asked for a scenario that does not exist, a route says anything but that there is no such path."""
+    url = json.loads((folder / ".reef" / "run" / "serve.json").read_text())["url"]
+    token = (folder / ".reef" / "token").read_text().split()[0]
+    headers = {"authorization": f"Bearer {token}", "x-reef-scenario": "nobody"}
+    for method, path, _ in every_route():
+        if path == "/reef/events":
+            path += "?after=0.0.0&limit=1"
+        try:
+            answer = httpx.request(method, url + re.sub(r"\{\w+\}", "nobody", path), headers=headers, timeout=10)
+        except httpx.ReadTimeout:
+            continue  # an event stream with nothing to say
+        assert "no such path" not in answer.text and answer.status_code != 405, f"{method} {path}: {answer.text}"
+    gone = httpx.get(f"{url}/reef/nothing", headers=headers)
+    assert "no such path" in gone.text
 
 
 def test_there_are_programs_to_run() -> None:
