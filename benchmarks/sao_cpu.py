@@ -64,7 +64,7 @@ def score(client: Client, server: Server, items: list[Item], temperature: float,
         body = {
             "model": "default",
             "messages": [dict(message) for message in item.messages],
-            "max_tokens": 40,
+            "max_tokens": 32,
             "temperature": temperature,
             "seed": 1000 + draw,
         }
@@ -90,7 +90,7 @@ def run(arm: str, seed: int, steps: int, model: str | None, show: Show) -> Run:
         client = server.wait_ready(600.0, show.phase)
         client.post("/reef/scenarios", {"name": SCENARIO})
         if ARMS[arm] is not None:
-            user = User(SCENARIO, suite.select("development").items, Style(8, 40, 1.0, 32), server.clone, seed)
+            user = User(SCENARIO, suite.select("development").items, Style(8, 24, 1.0, 32), server.clone, seed)
             _, outcome.rewards = learn(client, user, show, steps)
             outcome.gate = judge(client, show)
         held_out = list(suite.select("heldout").items)

@@ -131,6 +131,13 @@ class TrainerProgress:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Weights a step is compared with; `directory` None is the base model."""
+
+    directory: Path | None
+
+
 class Training(Protocol):
     """The trainer subprocess. Every call raises `TrainerError` when it dies, with the cause and the log's tail."""
 
@@ -143,8 +150,11 @@ class Training(Protocol):
         samples: Sequence[Sample],
         out: Path,
         on_progress: Callable[[TrainerProgress], None] | None = None,
+        reference: Reference | None = None,
     ) -> Candidate:
         """One step from the state that belongs to `base`.
+
+        With a `reference` the metrics have `kl_to_gated`: how far the candidate is from those weights, in nats per token.
 
         `checkpoint` is that state on disk (None: start afresh from the base artifact's weights); the trainer reloads it
         only when its memory holds another state. The candidate is written under `out`, fsynced, before this returns.

@@ -103,7 +103,7 @@ def play(
         client.post("/reef/scenarios", {"name": SCENARIO})
         before = _measure(client, show, "before learning")
         user = User(
-            SCENARIO, Suite.load(example / "suite.jsonl").select("development").items, Style(8, 40, 1.0, 32), server.clone, seed
+            SCENARIO, Suite.load(example / "suite.jsonl").select("development").items, Style(8, 24, 1.0, 32), server.clone, seed
         )
         done, rewards = learn(client, user, show, steps)
         gate = judge(client, show)

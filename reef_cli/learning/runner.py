@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import ReefError, ReleaseNotFound, TrainerError
 from reef_cli.core.ids import ContentId, RecordId, ReleaseId
-from reef_cli.core.ports import Evaluating, Publishing, TrainerProgress, Training
+from reef_cli.core.ports import Evaluating, Publishing, Reference, TrainerProgress, Training
 from reef_cli.core.types import (
     Artifact,
     Cadence,
@@ -172,6 +172,7 @@ class Runner:
             samples,
             self._scratch(job),
             lambda progress: self._note(job, progress),
+            await asyncio.to_thread(self._reference, job.scenario),
         )
         metrics = dict(candidate.metrics)
         detail: dict[str, Any] = {"metrics": metrics, "checkpoint": await self._keep_checkpoint(job, candidate.checkpoint)}
@@ -323,6 +324,15 @@ class Runner:
 
     def _scratch(self, job: Job) -> Path:
         return self._workspace / "scratch" / job.id
+
+    def _reference(self, scenario: str) -> Reference | None:
+        """Rolling cadence: the weights a step must not run far away from."""
+        if self._policy.cadence is not Cadence.ROLLING:
+            return None
+        gated = last_gated(self._releases.list(scenario))
+        if gated.kind not in ("base", "lora"):
+            return None
+        return Reference(self._releases.directory(gated.content_id))
 
     def _checkpoint_of(self, base: Release) -> Path | None:
         """The trainer's state that belongs to a release's content, if it is still on disk."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from reef_cli.config.schema import TrainerSettings
 from reef_cli.core.errors import EngineError, TrainerError
-from reef_cli.core.ports import TrainerProgress
+from reef_cli.core.ports import Reference, TrainerProgress
 from reef_cli.core.types import Candidate, Release, Sample
 from reef_cli.trainer import protocol
 from reef_cli.trainer.protocol import Done, Failed, Message, Progress, Ready
@@ -77,11 +77,18 @@ class TrainerHandle:
         samples: Sequence[Sample],
         out: Path,
         on_progress: OnProgress | None = None,
+        reference: Reference | None = None,
     ) -> Candidate:
         """One step; see the port."""
         encoded = await asyncio.to_thread(lambda: tuple(protocol.sample_to_json(sample) for sample in samples))
         command = protocol.Train(
-            scenario, base.step, _text(base_directory if base.kind != "base" else None), _text(checkpoint), encoded, str(out)
+            scenario,
+            base.step,
+            _text(base_directory if base.kind != "base" else None),
+            _text(checkpoint),
+            encoded,
+            str(out),
+            None if reference is None else _text(reference.directory) or "",
         )
         result = await self._call(command, on_progress)
         kept = result["checkpoint"]

@@ -6,7 +6,8 @@ is loaded again from disk; every file appears whole or not at all. Knows neither
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from reef_cli.core.ids import new_id
 from reef_cli.core.types import Sample
 from reef_cli.trainer import batching, checkpoint
 from reef_cli.trainer.engine import Policy
+from reef_cli.trainer.losses import importance
 from reef_cli.trainer.model import Actor, gathered, load_actor, lora_config, lora_parameters, reset_lora
 from reef_cli.trainer.program import StepReport, load_program
 from reef_cli.weights.lora import Lora, hf_name, read_lora, write_lora
 
 Tick = Callable[[str, int, int], None]
+DRIFT_SAMPLES = 4
+"""Samples a step's drift is measured on: two forward passes over them, a tenth of a step."""
 
 
 class Learner:
@@ -69,8 +73,12 @@ class Learner:
         from_checkpoint: Path | None,
         samples: Sequence[Sample],
         out: Path,
+        reference: str | None = None,
     ) -> dict[str, Any]:
-        """Ensure the state, make one step, write candidate and checkpoint. Returns `{directory, kind, checkpoint, metrics}`."""
+        """Ensure the state, make one step, write candidate and checkpoint. Returns `{directory, kind, checkpoint, metrics}`.
+
+        `reference` names weights to measure the step's drift from (see `drift`); empty is the base model.
+        """
         clock = _Phases()
         self.ensure(base_directory, from_checkpoint)
         clock.lap("load_seconds")
@@ -80,12 +88,17 @@ class Learner:
         if self._policy.dirty:
             self._restore(base_directory, from_checkpoint)
         clock.lap("step_seconds")
+        drift: dict[str, float] = {}
+        if reference is not None and report.policy_updated and self.can_drift:
+            drift["kl_to_gated"] = self.drift(Path(reference) if reference else None, samples)
+            clock.lap("drift_seconds")
         self.tick("export", 0, 1)
         paths = self.write(scenario, out)
         clock.lap("export_seconds")
         metrics = {
             "policy_updated": report.policy_updated,
             **report.metrics,
+            **drift,
             **clock.laps,
             "seconds": sum(clock.laps.values()),
             "state": self.fresh_reason or "resumed",
@@ -109,6 +122,47 @@ class Learner:
         policy.tick = self.tick
         self.actor.train()
         return self.program.train(policy, batch)
+
+    @property
+    def can_drift(self) -> bool:
+        """Whether other weights fit into memory for a moment: LoRA adapters do, full weights and ZeRO-3 partitions do not."""
+        return self.settings.method == "lora" and self.settings.zero_stage < 3
+
+    @torch.no_grad()
+    def drift(self, reference: Path | None, samples: Sequence[Sample]) -> float:
+        """K3 estimate of KL(weights in memory || `reference`) in nats per token, over the step's first samples."""
+        policy = self._policy
+        batch = batching.build(
+            samples[:DRIFT_SAMPLES],
+            self.settings.micro_batch,
+            rank=policy.rank,
+            world_size=policy.world_size,
+            device=self._device,
+        )
+        now = [policy.forward(micro).logprob for micro in batch.micros]
+        with self._instead(reference):
+            then = [policy.forward(micro, adapter=reference is not None).logprob for micro in batch.micros]
+        total = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for mine, theirs in zip(now, then, strict=True):
+            if mine.numel():
+                total[0] += importance.k3((theirs - mine).double()) * mine.numel()
+                total[1] += mine.numel()
+        total = policy.sum(total)
+        return float(total[0] / total[1].clamp(min=1))
+
+    @contextmanager
+    def _instead(self, reference: Path | None) -> Iterator[None]:
+        """Another adapter's matrices in the modules for the block; afterwards exactly what was there."""
+        if reference is None:
+            yield
+            return
+        kept = [matrix.detach().clone() for _, pair in lora_parameters(self.actor) for matrix in pair]
+        try:
+            reset_lora(self.actor, read_lora(reference), self.seed)
+            yield
+        finally:
+            for matrix, old in zip((m for _, pair in lora_parameters(self.actor) for m in pair), kept, strict=True):
+                matrix.data.copy_(old)
 
     @torch.no_grad()
     def score(self, directory: Path | None, samples: Sequence[Sample]) -> list[list[float]]:

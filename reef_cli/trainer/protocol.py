@@ -44,6 +44,8 @@ class Train:
     checkpoint: str | None
     samples: tuple[Mapping[str, Any], ...]
     out: str
+    reference: str | None = None
+    """Weights to measure the step's drift from: an artifact's folder, empty for the base model, None for no measurement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,9 @@ class Worker:
             case Train():
                 samples = [protocol.sample_from_json(sample) for sample in command.samples]
                 base, checkpoint = _path(command.base_directory), _path(command.checkpoint)
-                return self._learner.train(command.scenario, command.base_step, base, checkpoint, samples, Path(command.out))
+                return self._learner.train(
+                    command.scenario, command.base_step, base, checkpoint, samples, Path(command.out), command.reference
+                )
             case Score():
                 samples = [protocol.sample_from_json(sample) for sample in command.samples]
                 return {"logprobs": self._learner.score(_path(command.directory), samples)}

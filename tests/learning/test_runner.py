@@ -140,6 +140,18 @@ async def test_rolling_releases_quickly_and_gates_every_few_steps(tmp_path: Path
     await world.close()
 
 
+async def test_rolling_steps_are_measured_against_the_last_gated_release(tmp_path: Path) -> None:
+    world = await World(tmp_path, policy=ROLLING).open()
+    for _ in range(3):
+        await world.exchange(), await world.exchange()
+        await world.step()
+    gated = next(release for release in world.releases.list(SCENARIO) if release.step == 2)
+    folder = world.releases.directory(gated.content_id)
+    assert [reference and reference.directory for reference in world.trainer.references] == [None, None, folder]
+    assert world.trainer.references[0] is not None
+    await world.close()
+
+
 async def test_rolling_goes_back_to_the_last_gated_release_on_a_loss(tmp_path: Path) -> None:
     world = await World(tmp_path, policy=ROLLING).open()
     world.judge.gates = [Outcome.SELECT, Outcome.REJECT]

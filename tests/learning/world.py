@@ -10,7 +10,7 @@ from typing import Any
 from reef_cli.core.clock import SystemClock
 from reef_cli.core.errors import TrainerError
 from reef_cli.core.ids import RecordId, new_id
-from reef_cli.core.ports import TrainerProgress
+from reef_cli.core.ports import Reference, TrainerProgress
 from reef_cli.core.types import (
     Cadence,
     Candidate,
@@ -76,6 +76,7 @@ class Trainer:
 
     steps: list[tuple[str | None, list[str]]] = field(default_factory=list)
     bases: list[tuple[str, Path | None]] = field(default_factory=list)
+    references: list[Reference | None] = field(default_factory=list)
     fault: str | None = None
     updates: bool = True
 
@@ -88,8 +89,10 @@ class Trainer:
         samples: Sequence[Sample],
         out: Path,
         on_progress: Callable[[TrainerProgress], None] | None = None,
+        reference: Reference | None = None,
     ) -> Candidate:
         self.bases.append((base.release_id, base_directory))
+        self.references.append(reference)
         self.steps.append(((checkpoint / "state").read_text() if checkpoint else None, [sample.id for sample in samples]))
         if self.fault:
             raise TrainerError(self.fault)

@@ -64,6 +64,22 @@ def test_the_step_moves_probability_towards_rewarded_answers(toy_model: Path, tm
     assert sum(map(sum, lab.score(Path(result["directory"]), good))) > before
 
 
+def test_drift_is_zero_from_itself_grows_with_steps_and_changes_nothing(toy_model: Path, tmp_path: Path) -> None:
+    lab = learner(toy_model, use_critic=False)
+    good = [sample(i, reward=1.0) for i in range(4)]
+    first = lab.train("s", 0, None, None, good, tmp_path / "1", "")
+    assert first["metrics"]["kl_to_gated"] > 0
+    own = Path(first["directory"])
+    assert lab.drift(own, good) == pytest.approx(0, abs=1e-9)
+    assert lab.drift(None, good) == pytest.approx(first["metrics"]["kl_to_gated"], rel=1e-6)
+    state = Path(first["checkpoint"])
+    second = lab.train("s", 1, own, state, good, tmp_path / "2", str(own))
+    plain = lab.train("s", 1, own, state, good, tmp_path / "3")
+    assert same(weights(second), weights(plain)) and "kl_to_gated" not in plain["metrics"]
+    third = lab.train("s", 2, None, Path(second["checkpoint"]), good, tmp_path / "4", "")
+    assert third["metrics"]["kl_to_gated"] > first["metrics"]["kl_to_gated"]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_resuming_from_disk_equals_going_on_in_memory(toy_model: Path, tmp_path: Path, stage: int, precision: str) -> None:
