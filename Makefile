@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test lint test-fast bench clean
+.PHONY: help setup model demo test lint test-fast test-clients bench clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ test: model lint  ## everything that must pass
 
 test-fast: setup  ## the tests that need no language model
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not model and not slow'
+
+test-clients: setup  ## install the real agents from the npm registry and drive them against a stub (network)
+	@REEF_TEST_CLIENTS=1 $(BIN)/python -m pytest tests/harness/test_clients.py
 
 clean:  ## remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

@@ -94,7 +94,9 @@ def uninstall(
     """Remove an installed agent with everything that was made for it"""
     environment = _environment(prefix)
     item = _pick(environment, adapter, scenario)
-    confirm(f"Remove {item.adapter} of {item.scenario}, with its settings and the runs not reported yet?", yes=yes)
+    confirm(
+        f"Remove {item.adapter} of {item.scenario}, with its settings and the runs not reported yet?", yes=yes, required=True
+    )
     said = _run(item, environment, "uninstall")
     shell.emit({**_facts(item), "removed": True}, lambda: output.block(said))
 
