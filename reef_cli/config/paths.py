@@ -25,6 +25,11 @@ class Home:
         return self.root / "token"
 
     @property
+    def page_secret(self) -> Path:
+        """32 random bytes that key the links to harness pages, mode 0600."""
+        return self.root / "page-secret"
+
+    @property
     def running(self) -> Path:
         """The discovery file of the running server."""
         return self.root / "run" / "serve.json"

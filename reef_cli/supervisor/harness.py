@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from reef_cli.config.paths import Home
 from reef_cli.config.schema import Settings
 from reef_cli.core.errors import ConfigError, ConflictError, Forbidden, HeadMoved, InvalidRequest, ScenarioNotFound
 from reef_cli.core.ids import ReleaseId
@@ -185,22 +186,21 @@ def reached_address(request: web.Request) -> str:
 
 
 def open_harness(
-    settings: Settings, home: Path, releases: ReleaseService, publishing: Publishing, recipe: Recipe | None
+    settings: Settings, home: Home, releases: ReleaseService, publishing: Publishing, recipe: Recipe | None
 ) -> HarnessRoutes:
     """The routes of a deployment, over its chains. Blocks: reads or makes the page secret."""
-    service = HarnessService(releases, page_secret=page_secret(home), model=lambda _: settings.engine.model)
+    service = HarnessService(releases, page_secret=page_secret(home.page_secret), model=lambda _: settings.engine.model)
     trains = recipe is not None and recipe.surface is Surface.WEIGHTS
     return HarnessRoutes(service, releases, publishing, review=settings.reef.publish == "review", trains=trains)
 
 
-def page_secret(home: Path) -> bytes:
-    """The key of page links: 32 random bytes in `<home>/page-secret`, mode 0600, made on first start.
+def page_secret(file: Path) -> bytes:
+    """The key of page links: 32 random bytes in a file of mode 0600, made on first start.
 
     Raises `ConfigError` when the file holds something else: a short key could be guessed.
     """
-    file = home / "page-secret"
     if not file.exists():
-        handle, draft = tempfile.mkstemp(dir=home, prefix=".page-secret-")  # 0600; a crash never leaves half a secret
+        handle, draft = tempfile.mkstemp(dir=file.parent, prefix=".page-secret-")  # 0600; a crash never leaves half a secret
         with os.fdopen(handle, "wb") as out:
             out.write(secrets.token_bytes(SECRET_BYTES))
             out.flush()

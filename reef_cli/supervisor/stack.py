@@ -261,9 +261,7 @@ class Stack:
         reef = self.settings.reef
         backend = self._backend()
         self._exits.push_async_callback(backend.close)
-        harness = await asyncio.to_thread(
-            open_harness, self.settings, self.home.root, self.releases, self.publisher, self.recipe
-        )
+        harness = await asyncio.to_thread(open_harness, self.settings, self.home, self.releases, self.publisher, self.recipe)
         deps = Deps(
             settings=reef,
             engine_kind=self.settings.engine.kind,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.doubles.background import background_upstream
 from tests.doubles.upstream import Upstream
-from tests.e2e.server import Server, clean_environment, reef, serving, stopped
+from tests.e2e.server import Server, reef, serving, stopped
 
 RULES = {"id": "house", "kind": "rules", "config": {"text": "HOUSE-RULE: answer in one word."}}
 SKILL = {"id": "pdf", "kind": "skill", "config": {"description": "Makes PDFs", "text": "# Steps"}}
@@ -107,6 +107,13 @@ def test_rollback_takes_the_first_harness_away_again(server: Server) -> None:
     again = server.client().post("/reef/scenarios/s3/rollback", json={"release_id": first["release_id"]})
     assert again.status_code == 200 and read(server, "s3")["entries"] == [RULES]
     ask(server, "s3")
+
+
+def test_the_example_of_the_documentation(server: Server) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "harness.md").read_text(encoding="utf-8")
+    example = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    made = propose(server, "example", example["mutations"], reason=example["reason"])
+    assert made["evidence"]["reason"] == "answers were too long" and len(read(server, "example")["entries"]) == 1
 
 
 def test_collisions_and_bad_edits_are_refused_by_name(server: Server) -> None:
@@ -353,5 +360,5 @@ def test_a_damaged_page_secret_is_named_at_the_start(provider: Upstream, tmp_pat
     home.mkdir(mode=0o700)
     (home / "page-secret").write_bytes(b"short")
     words = ["serve", "--reef.home", str(home), "--reef.port", "0", "--engine.kind", "upstream", "--engine.url", provider.url]
-    done = reef(*words, **clean_environment())
+    done = reef(*words)
     assert done.returncode == 2 and "page-secret" in done.stderr
