@@ -35,8 +35,8 @@ demo: model  ## run the main job: serve, record, report, train, evaluate, releas
 	@$(BIN)/reef demo
 
 lint: setup  ## ruff and mypy
-	@$(BIN)/ruff check reef_cli recipes tests benchmarks
-	@$(BIN)/ruff format --check -q reef_cli recipes tests benchmarks
+	@$(BIN)/ruff check reef_cli recipes tests benchmarks scripts
+	@$(BIN)/ruff format --check -q reef_cli recipes tests benchmarks scripts
 	@$(BIN)/mypy
 
 test: model lint  ## everything that must pass

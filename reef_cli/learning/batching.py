@@ -46,7 +46,7 @@ def versions_to_steps(scenario: str, records: Sequence[Inference], known: Mappin
 def admit(recipe: Recipe, stream: Stream, report: Report, known: Mapping[str, Release]) -> Sample | Refusal:
     """What a report is worth to the recipe. Generic refusals come first, then the recipe's own."""
     if report.metadata.get("eligible") is False:
-        return Refusal("marked_ineligible")
+        return Refusal("opted_out")
     records = stream.references(report.references)
     if len(records) != len(report.references):
         return Refusal("record_evicted")
@@ -56,7 +56,7 @@ def admit(recipe: Recipe, stream: Stream, report: Report, known: Mapping[str, Re
         if not record.complete:
             return Refusal("incomplete")
         if record.usage.get("trainable") is False:
-            return Refusal("truncated_sampling")
+            return Refusal(str(record.usage.get("untrainable") or "truncated_sampling"))
     steps = versions_to_steps(report.scenario, records, known)
     if any(span.version not in steps for record in records if record.tokens for span in record.tokens.spans):
         return Refusal("foreign_weights")

@@ -143,7 +143,7 @@ class Runner:
     async def fail(self, job_id: str, error: ReefError) -> Job:
         """Write the failure down. A lost race or an outage is not the samples' fault; a broken step may be."""
         blame = isinstance(error, TrainerError)
-        reason = f"{error.code}: {error.message}"
+        reason = f"{error.code}: {error.message}" + (f" ({error.why})" if error.why else "")
 
         def write(connection: Any) -> Job:
             job = jobs.get(connection, job_id)
@@ -216,10 +216,19 @@ class Runner:
         if self._policy.cadence is Cadence.GATED:
             current = self._publishing.served(job.scenario)
             return await self._evaluating.gate(job.scenario, candidate, current, on_progress), True
-        gated = last_gated(chain)
+        gated = self._comparable(last_gated(chain), job.scenario)
+        await self._publishing.stage(gated)
+        try:
+            return await self._judge_rolling(job, candidate, gated, steps_since_gate(chain), on_progress)
+        finally:
+            await self._publishing.unstage(gated)
+
+    async def _judge_rolling(
+        self, job: Job, candidate: Release, gated: Release, ungated: int, on_progress: Callable[[int, int], None]
+    ) -> tuple[Verdict, bool]:
         if not job.detail.get("gate_only"):
             smoke = await self._evaluating.smoke(job.scenario, candidate, gated)
-            if smoke.outcome is not Outcome.SELECT or steps_since_gate(chain) + 1 < self._policy.gate_every:
+            if smoke.outcome is not Outcome.SELECT or ungated + 1 < self._policy.gate_every:
                 return smoke, False
         verdict = await self._evaluating.gate(job.scenario, candidate, gated, on_progress)
         if verdict.outcome is Outcome.INCONCLUSIVE:
@@ -228,6 +237,10 @@ class Runner:
                 Outcome.SELECT, f"not shown worse than {gated.release_id}: {verdict.reason}", verdict.evidence
             ), False
         return verdict, True
+
+    def _comparable(self, gated: Release, scenario: str) -> Release:
+        """The release a candidate is compared with; the served one where a second full checkpoint would have to be loaded."""
+        return self._publishing.served(scenario) if gated.kind == "checkpoint" else gated
 
     async def _act(self, job: Job) -> Job:
         outcome = Outcome(job.outcome or Outcome.INCONCLUSIVE)

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import EngineError, EngineUnavailable, NotRestorable, ReefError, ReleaseNotServable
@@ -32,6 +32,14 @@ Bring = Callable[[Release, Path | None], Awaitable[None]]
 """Puts a release's weights into an engine."""
 
 
+class Staging(Protocol):
+    """Where candidates are tried when they cannot stand beside what is served."""
+
+    async def stage(self, candidate: Release, directory: Path | None) -> None: ...
+
+    async def unstage(self, candidate: Release) -> None: ...
+
+
 class Publisher:
     """Implements the port `Publishing`."""
 
@@ -43,8 +51,7 @@ class Publisher:
         base: Artifact,
         clock: Clock,
         serving: Serving | None,
-        stage: Bring | None = None,
-        unstage: Callable[[Release], Awaitable[None]] | None = None,
+        apart: Staging | None = None,
     ) -> None:
         self._log = log
         self._releases = releases
@@ -52,8 +59,7 @@ class Publisher:
         self._clock = clock
         self._serving = serving
         self._bring: Bring | None = serving.load if serving else None
-        self._stage = stage or (serving.load if serving else None)
-        self._unstage = unstage or (serving.unload if serving else None)
+        self._apart = apart
         self._served: dict[str, Release] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loaded: dict[str, list[Release]] = {}
@@ -103,12 +109,21 @@ class Publisher:
     # -- publications --------------------------------------------------------------------------------------------------
 
     async def stage(self, candidate: Release) -> None:
-        if self._stage is not None:
-            await self._stage(candidate, await self._directory(candidate))
+        if self._is_served(candidate):
+            return
+        if self._apart is not None:
+            await self._apart.stage(candidate, await self._directory(candidate))
+        elif candidate.pending and self._serving is not None:
+            await self._serving.load(candidate, await self._directory(candidate))
+        elif not candidate.pending:
+            async with self._lock(candidate.scenario):
+                await self._load(candidate)
 
     async def unstage(self, candidate: Release) -> None:
-        if self._unstage is not None and not self._is_served(candidate):
-            await self._unstage(candidate)
+        if self._apart is not None:
+            await self._apart.unstage(candidate)
+        elif candidate.pending and self._serving is not None and not self._is_served(candidate):
+            await self._serving.unload(candidate)
 
     async def publish(self, scenario: str, draft: Draft, expected_head: ReleaseId) -> Release:
         async with self._lock(scenario):
@@ -204,10 +219,13 @@ class Publisher:
         return directory
 
     def _retire(self, scenario: str) -> None:
-        """Unload the scenario's oldest LoRA adapters in the background; unloading waits for requests that use them."""
+        """Unload the scenario's oldest LoRA adapters in the background; unloading waits for requests that use them.
+
+        The newest release behind a full gate stays: the next steps are compared with it.
+        """
         loaded = self._loaded.get(scenario, [])
-        served = self._served[scenario].release_id
-        spare = [release for release in loaded if release.release_id != served]
+        keep = {self._served[scenario].release_id, *[release.release_id for release in loaded if release.gated][-1:]}
+        spare = [release for release in loaded if release.release_id not in keep]
         for release in spare[: max(0, len(spare) - KEEP_LOADED)]:
             loaded.remove(release)
             self._unload_later(release)

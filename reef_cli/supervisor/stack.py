@@ -21,7 +21,7 @@ from reef_cli.core.clock import SystemClock
 from reef_cli.core.errors import ConfigError, ReefError
 from reef_cli.core.ids import new_id
 from reef_cli.core.ports import Answering
-from reef_cli.core.types import Artifact
+from reef_cli.core.types import Artifact, Release
 from reef_cli.evaluation.suite import Suite
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.gateway import app as gateway_app
@@ -76,6 +76,7 @@ class Stack:
         self.worker: LearningWorker | None = None
         self.fault: str | None = "the service is starting"
         self.listening = asyncio.Event()
+        self._mirrored: dict[str, str] = {}
         self.drain_timeout_s = 30.0
         self._drain: asyncio.Task[bool] | None = None
         self._exits = contextlib.AsyncExitStack()
@@ -101,15 +102,13 @@ class Stack:
             await self._prepare_engine()
         base = await asyncio.to_thread(self._base)
         serving = self.engine.serving if self.engine else None
-        shadow = self.shadow
         self.publisher = Publisher(
             log=self.log,
             releases=self.releases,
             base=base,
             clock=self.clock,
             serving=serving,
-            stage=shadow.stage if shadow else None,
-            unstage=shadow.unstage if shadow else None,
+            apart=self.shadow,
         )
         self.evaluations = Evaluations(self._answering(), self.publisher, settings.evaluation, self._suite())
         if self.recipe is not None:
@@ -348,13 +347,21 @@ class Stack:
                     logger.info("evicted %d records and %d reports, %d bytes", gone.records, gone.reports, gone.freed_bytes)
             await asyncio.sleep(RETAIN_EVERY_S)
 
+    async def _mirror(self, head: Release) -> None:
+        """Push a chain whose head moved to `storage.remote`; a remote that is away is tried again with the next look."""
+        remote = self.settings.storage.remote
+        if remote is not None and self._mirrored.get(head.scenario) != head.release_id:
+            await asyncio.to_thread(self.releases.push, remote, [head.scenario])
+            self._mirrored[head.scenario] = head.release_id
+
     async def _follow(self) -> None:
         """Serve heads that an offline command or another process moved."""
         while True:
             await asyncio.sleep(FOLLOW_EVERY_S)
             for row in self.log.scenarios.list():
                 try:
-                    await self.publisher.follow(row.name)
+                    head = await self.publisher.follow(row.name)
+                    await self._mirror(head)
                 except ReefError as error:
                     logger.warning("scenario %s: %s", row.name, error)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from reef_cli.core.errors import HeadMoved
-from reef_cli.core.types import Cadence, Draft, JobState, Operation, Outcome, Surface
+from reef_cli.core.types import Cadence, Draft, JobState, Operation, Outcome, Release, Surface, Verdict
 from reef_cli.learning.runner import Policy
-from tests.learning.world import SCENARIO, World
+from tests.learning.world import SCENARIO, Adapters, World
 
 ROLLING = Policy(Cadence.ROLLING, review=False, gate_every=2)
 
@@ -175,6 +175,43 @@ async def test_rolling_goes_on_undecided_and_judges_again(tmp_path: Path) -> Non
         await world.step()
     chain = [(release.step, release.gated) for release in reversed(world.releases.list(SCENARIO))]
     assert chain == [(0, True), (1, False), (2, False), (3, True)]
+    await world.close()
+
+
+async def test_both_sides_of_every_judgement_are_loaded_however_long_the_run(tmp_path: Path) -> None:
+    world = World(tmp_path, policy=Policy(Cadence.ROLLING, review=False, gate_every=9))
+    world.serving = Adapters()
+    smoke = world.judge.smoke
+
+    async def looking(scenario: str, candidate: Release, current: Release) -> Verdict:
+        assert world.serving is not None and world.serving.servable(candidate) and world.serving.servable(current)
+        return await smoke(scenario, candidate, current)
+
+    world.judge.smoke = looking  # type: ignore[method-assign]
+    await world.open()
+    for _ in range(20):
+        await world.exchange(), await world.exchange()
+        await world.step()
+    assert [state for state, _, _ in world.jobs()] == ["settled"] * 20
+    assert len(world.serving.loaded) <= 4 + 3
+    await world.close()
+    # A restart loads the head only; the reference comes when it is needed.
+    world.serving.loaded.clear()
+    await world.open()
+    await world.exchange(), await world.exchange()
+    await world.step()
+    assert world.jobs()[-1][0] == "settled"
+    await world.close()
+
+
+async def test_a_rejected_candidate_is_unloaded(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.serving = Adapters()
+    world.judge.gates = [Outcome.REJECT]
+    await world.open()
+    await world.exchange(), await world.exchange()
+    await world.step()
+    assert world.serving.loaded == {world.publisher.served(SCENARIO).release_id}
     await world.close()
 
 

@@ -129,6 +129,23 @@ class Judge:
         return Verdict(self.gates.pop(0) if self.gates else Outcome.SELECT, "gate", {})
 
 
+@dataclass
+class Adapters:
+    """The serving half of an engine: which releases are loaded."""
+
+    loaded: set[str] = field(default_factory=set)
+
+    async def load(self, release: Release, directory: Path | None) -> None:
+        assert directory is not None or release.kind == "base"
+        self.loaded.add(release.release_id)
+
+    async def unload(self, release: Release) -> None:
+        self.loaded.discard(release.release_id)
+
+    def servable(self, release: Release) -> bool:
+        return release.kind == "base" or release.release_id in self.loaded
+
+
 class World:
     """One home. `open` builds everything anew over what is on disk, as a restart does."""
 
@@ -138,13 +155,18 @@ class World:
         self.recipe = PlainRecipe(RecipeSettings(batch_size=batch_size, max_staleness=max_staleness))
         self.trainer = Trainer()
         self.judge = Judge()
+        self.serving: Adapters | None = None
 
     async def open(self) -> "World":
         clock = SystemClock()
         self.log = ExperienceLog.open(self.home / "experience.db")
         self.releases = ReleaseService(self.home)
         self.publisher = Publisher(
-            log=self.log, releases=self.releases, base=upstream_artifact("http://u", "m"), clock=clock, serving=None
+            log=self.log,
+            releases=self.releases,
+            base=upstream_artifact("http://u", "m"),
+            clock=clock,
+            serving=self.serving,  # type: ignore[arg-type]
         )
         self.runner = Runner(
             log=self.log,
