@@ -25,11 +25,19 @@ RETRY_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def survivor(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def lifelong(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("home") / "h", tiny_model, **SAO) as server:
         server.scored(2)
         quiet(server)
         yield server
+
+
+@pytest.fixture
+def survivor(lifelong: Server) -> Server:
+    """The server of all cases, running, also after a case that failed half-way."""
+    if lifelong.process is None or lifelong.process.poll() is not None:
+        lifelong.start().ready()
+    return lifelong
 
 
 def quiet(server: Server) -> None:
@@ -91,8 +99,8 @@ def job_in(server: Server, state: str) -> Iterator[None]:
 
 
 def serves_a_good_release(server: Server) -> None:
-    chain = {row["release_id"] for row in server.releases() if not row["pending"]}
     reply = server.ask("after the crash")
+    chain = {row["release_id"] for row in server.releases() if not row["pending"]}
     assert reply.headers["x-reef-release-id"] in chain
     spans = server.get(f"/reef/scenarios/default/records/{reply.headers['x-reef-agent-record-id']}")["tokens"]["spans"]
     assert {span["version"] for span in spans} == {reply.headers["x-reef-weight-version"]}

@@ -128,7 +128,8 @@ class Load:
                 if delta.completion:
                     self.done.append(delta.completion)
 
-    async def grown(self, by: int = CLIENTS) -> None:
+    async def grown(self, by: int = 3 * CLIENTS) -> None:
+        """Wait for answers that began and ended since: those in flight come first."""
         wanted = len(self.done) + by
         await asyncio.to_thread(until, lambda: len(self.done) >= wanted or any(t.done() for t in self._tasks), "answers")
 
