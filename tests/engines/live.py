@@ -126,6 +126,16 @@ class Live:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
+    def running(self) -> int:
+        return httpx.get(f"{self.url}/server_info", timeout=30).json()["internal_states"][0]["running"]
+
+    def until_running(self) -> None:
+        """Wait until a request holds a seat."""
+        deadline = time.monotonic() + 20
+        while not self.running():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
     def stop(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)

@@ -139,7 +139,7 @@ def test_wrong_names_and_shapes_are_refused_and_the_engine_lives(own: Live, trai
 def test_in_place_updates_must_not_flush(own: Live, trainer: Trainer, other: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(own.generate, ids_of(30), max_new_tokens=450, ignore_eos=True)
-        time.sleep(0.1)
+        own.until_running()
         own.post("/pause_generation", {"mode": "in_place"})
         own.post("/begin_weight_update")
         (reply,) = trainer.push(weights(other), 1 << 30, flush_cache=True, weight_version="w9")
@@ -155,9 +155,9 @@ def test_in_place_updates_must_not_flush(own: Live, trainer: Trainer, other: Pat
 def test_a_push_without_a_pause_waits_for_running_requests(own: Live, trainer: Trainer, other: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         long = pool.submit(own.generate, ids_of(30), max_new_tokens=450, ignore_eos=True)
-        time.sleep(0.1)
+        own.until_running()
         begun = pool.submit(own.post, "/begin_weight_update")
-        assert begun.result().status_code == 200 and long.done()
+        assert begun.result().status_code == 200 and not own.running()
         assert [span["version"] for span in long.result()["meta_info"]["weight_versions"]] == ["base"]
         own.post("/end_weight_update")
 

@@ -71,7 +71,7 @@ def parse(raw: Mapping[str, Any], vocab_size: int) -> Params:
     values = {key: value for key, value in raw.items() if key in _NAMES and value is not None}
     try:
         params = _coerce(values, vocab_size)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidRequest(f"malformed sampling_params: {error}") from error
     _check(params)
     return params
