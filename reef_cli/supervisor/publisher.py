@@ -99,11 +99,16 @@ class Publisher:
             return release
         if not release.restorable:
             raise ReleaseNotServable(f"The bytes of {pin} are gone.", hint="`reef release list` shows what is restorable.")
+        if self._apart is not None:
+            raise ReleaseNotServable(
+                f"This engine cannot serve {pin} beside its head.", why="each release replaces all of its weights"
+            )
         async with self._lock(scenario):
             try:
                 await self._load(release)
             except EngineError as error:
                 raise ReleaseNotServable(f"This engine cannot serve {pin} beside its head.", why=error.message) from error
+            self._retire(scenario)
         return release
 
     # -- publications --------------------------------------------------------------------------------------------------
