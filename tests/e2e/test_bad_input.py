@@ -80,12 +80,13 @@ LIMITED = (
 @pytest.mark.slow
 def test_a_full_disk_while_publishing_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
     """A trained adapter cannot be stored: the job says so, the old head serves, and with room again the samples train."""
-    wide = {"trainer.rank": "256", "engine.max_lora_rank": "256"}
+    wide = {"trainer.rank": "768", "engine.max_lora_rank": "768"}
     with serving(tmp_path / "h", tiny_model, **SAO, **wide) as server:
         server.scored(2)
         until(lambda: server.ledger.settled() == 1, "the first step", 240)
         head = server.head()
-        unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (2_000_000, resource.RLIM_INFINITY))
+        # The adapter has 3.6 MB; the database stays below the limit. Only the server is limited, not the trainer.
+        unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
         ids = server.scored(2)
         failed = until(lambda: [job for job in server.ledger.jobs() if job["state"] == "failed"], "the job's failure", 240)
         assert failed[0]["reason"].startswith(f"{StorageError.code}: "), failed

@@ -27,6 +27,7 @@ from reef_cli.trainer.handle import TrainerHandle
 from tests.e2e.server import LIMIT_S, Server, serving, streamed, until
 from tests.engines.live import Live
 
+pytestmark = pytest.mark.slow
 CLIENTS = 8
 PROMPT = "the quick brown fox"
 FIXED = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
