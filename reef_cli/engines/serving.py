@@ -7,6 +7,7 @@ again (`restore`).
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -56,6 +57,8 @@ class LocalServing:
         self._model_dir = model_dir
         self._full = _Full(base_label, model_dir)
         self._adapters: dict[str, Path] = {}
+        self._users: Counter[str] = Counter()
+        self._released = asyncio.Event()
         self._changing = asyncio.Lock()
         self._pushing = asyncio.Lock()
         self._open = asyncio.Event()
@@ -64,23 +67,26 @@ class LocalServing:
     # Generation
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        adapter, room = await self._admit(request)
-        done = await self.client.generate(
-            request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid
-        )
+        async with self._admitted(request) as (adapter, room):
+            done = await self.client.generate(
+                request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid
+            )
         return _labelled(done, adapter)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
-        adapter, room = await self._admit(request)
-        deltas = self.client.stream(request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid)
-        try:
-            async for delta in deltas:
-                yield Delta(delta.text, _labelled(delta.completion, adapter)) if delta.completion else delta
-        finally:
-            await deltas.aclose()  # type: ignore[attr-defined]
+        async with self._admitted(request) as (adapter, room):
+            deltas = self.client.stream(
+                request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid
+            )
+            try:
+                async for delta in deltas:
+                    yield Delta(delta.text, _labelled(delta.completion, adapter)) if delta.completion else delta
+            finally:
+                await deltas.aclose()  # type: ignore[attr-defined]
 
-    async def _admit(self, request: GenerateRequest) -> tuple[str | None, int]:
-        """Wait at the gate; the adapter's name and the room for new tokens."""
+    @asynccontextmanager
+    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[tuple[str | None, int]]:
+        """Wait at the gate; the adapter's name and the room for new tokens. The adapter stays loaded until this is left."""
         await self._pass_gate()
         release = request.release
         if release is not None and not self.servable(release) and not self._replaced(release, request.pinned):
@@ -89,7 +95,14 @@ class LocalServing:
                 hint="try again in a moment, or check `reef status`",
             )
         adapter = self.version_of(release) if release is not None and self._beside(release) else None
-        return adapter, await self._room(len(request.input_ids), request.sampling)
+        if adapter is not None:
+            self._users[adapter] += 1
+        try:
+            yield adapter, await self._room(len(request.input_ids), request.sampling)
+        finally:
+            if adapter is not None:
+                self._users[adapter] -= 1
+                self._released.set()
 
     async def _pass_gate(self) -> None:
         if self._open.is_set():
@@ -210,9 +223,17 @@ class LocalServing:
         await self.client.generate([0], Sampling(temperature=0.0), max_new_tokens=1, adapter=adapter)
 
     async def unload(self, release: Release) -> None:
+        """See the port. Requests that were admitted before keep the adapter, also those still on their way to the engine."""
         name = self.version_of(release)
-        if self._beside(release) and self._adapters.pop(name, None) is not None:
-            await self.client.unload_lora(name)
+        if not self._beside(release) or self._adapters.pop(name, None) is None:
+            return
+        while self._users[name]:
+            self._released.clear()
+            await self._released.wait()
+        async with self._changing:
+            if name not in self._adapters:  # it may have been loaded again meanwhile
+                del self._users[name]
+                await self.client.unload_lora(name)
 
     async def restore(self) -> None:
         """Load everything again into an engine that has just restarted. Raises the first failure, after trying all."""

@@ -190,3 +190,55 @@ async def test_the_room_for_answers_is_the_context_left(serving: LocalServing) -
         GenerateRequest(ids_of(500), Sampling(max_new_tokens=4000, temperature=0.0, ignore_eos=True))
     )
     assert len(capped.output_ids) == 11
+
+
+async def test_releases_come_and_go_under_eight_streaming_clients(live: Live, lora: Path, lora2: Path) -> None:
+    """Each release is loaded, clients move to it, the one before is unloaded at once; nobody sees an error."""
+    async with EngineClient(live.url) as client:
+        serving = LocalServing(client)
+        train = [release("lora", step) for step in range(6)]
+        current = train[0]
+        await serving.load(current, lora)
+        stop, answers = asyncio.Event(), []
+
+        async def attend(seed: int) -> None:
+            while not stop.is_set():
+                served = current
+                deltas = [delta async for delta in serving.stream(ask(served, seed))]
+                assert deltas[-1].completion is not None
+                answers.append((seed, served.step, deltas[-1].completion))
+
+        clients = [asyncio.ensure_future(attend(seed)) for seed in range(8)]
+        for step in range(1, 6):
+            await asyncio.sleep(0.2)
+            before, after = current, train[step]
+            await serving.load(after, lora2 if step % 2 else lora)
+            current = after
+            await serving.unload(before)
+        stop.set()
+        await asyncio.gather(*clients)
+        await serving.unload(current)
+        assert await client.adapters() == []
+    assert {step for _, step, _ in answers} >= {0, 1, 2, 3, 4}
+    found: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for seed, step, done in answers:
+        assert done.spans == (TokenSpan(f"s@r{step}-00000000", 0, 10),)
+        found.setdefault((seed, step % 2), set()).add(done.output_ids)
+    assert all(len(ids) == 1 for ids in found.values())
+
+
+async def test_an_adapter_loaded_again_while_it_leaves_stays(live: Live, lora: Path) -> None:
+    async with EngineClient(live.url) as client:
+        serving, one = LocalServing(client), release("lora", 1)
+        await serving.load(one, lora)
+        stream = serving.stream(ask(one, sampling=Sampling(max_new_tokens=300, temperature=0.0, ignore_eos=True)))
+        await anext(stream)
+        leaving = asyncio.ensure_future(serving.unload(one))
+        await asyncio.sleep(0)
+        assert not serving.servable(one) and not leaving.done()
+        await serving.load(one, lora)
+        assert [delta async for delta in stream][-1].completion is not None
+        await leaving
+        assert serving.servable(one) and (await serving.generate(ask(one))).output_ids
+        await serving.unload(one)
+        assert await client.adapters() == []
