@@ -24,7 +24,7 @@ from reef_cli.learning.runner import Progress, ReleaseStore, Runner, steps_since
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """After a failed job a scenario waits, twice as long each time, so that a fault that stays does not burn the machine."""
 
 IDLE_TICK_S = 1.0
