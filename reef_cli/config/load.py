@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reef_cli.config.checks import limit_fault, relation_faults
+from reef_cli.config.docs import field_docs
 from reef_cli.config.keys import SECTIONS, Key, key_table, section_type, suggestion
 from reef_cli.config.paths import Home
 from reef_cli.config.recipes import resolve_recipe
@@ -167,24 +168,35 @@ def _assign(
 
 def _raise_unknown(section: str, name: str, entry: Entry, table: Mapping[tuple[str, str], Key]) -> None:
     raise ConfigError(
-        f"{entry.origin}: unknown key {section}.{name}", hint=suggestion(section, name, table), key=f"{section}.{name}"
+        f"{entry.origin}: unknown key {section}.{name}",
+        why="a key that is ignored would be a setting that silently does nothing",
+        hint=suggestion(section, name, table),
+        key=f"{section}.{name}",
     )
 
 
 def _fitted(key: Key, path: tuple[str, ...], entry: Entry) -> Any:
     if len(path) > 2 and not key.free:
-        raise ConfigError(f"{entry.origin}: {key.dotted} takes no keys below it, got {path[2]!r}", key=key.dotted)
+        raise _unfit(key, f"{entry.origin}: {key.dotted} takes no keys below it, got {path[2]!r}")
     try:
         value = coerce(entry.value, key.annotation if len(path) == 2 else Any, text=entry.text)
     except Misfit as misfit:
-        shown = ConfigError(f"{entry.origin}: {key.dotted} {misfit}", key=key.dotted)
-        if key.secret:
-            shown = ConfigError(f"{entry.origin}: {key.dotted} does not fit its type; the value is not shown", key=key.dotted)
-        raise shown from None
+        complaint = "does not fit its type; the value is not shown" if key.secret else str(misfit)
+        raise _unfit(key, f"{entry.origin}: {key.dotted} {complaint}") from None
     if len(path) == 2 and (fault := limit_fault(key.dotted, value)):
         got = "" if key.secret else f", not {value!r}"
-        raise ConfigError(f"{entry.origin}: {key.dotted} {fault}{got}", key=key.dotted)
+        raise _unfit(key, f"{entry.origin}: {key.dotted} {fault}{got}")
     return value
+
+
+def _unfit(key: Key, message: str) -> ConfigError:
+    """A value that does not fit, with what the setting is for and what it is when left out."""
+    meaning = field_docs(key.owner).get(key.name, "").split("\n")[0]
+    plain = key.secret or key.default is None or key.default is dataclasses.MISSING
+    default = "" if plain else f"; its default is {key.default}"
+    return ConfigError(
+        message, why=f"{key.dotted}: {meaning}" if meaning else "", hint=f"correct it or leave it out{default}", key=key.dotted
+    )
 
 
 def _merged(mapping: Any, below: tuple[str, ...], value: Any) -> dict[str, Any]:

@@ -72,7 +72,13 @@ class ModelStore:
             return _folder(Path(name).expanduser())
         folder = self._place(name)
         if not (folder / _DIGEST_FILE).is_file():
-            raise ModelNotFound(f"Model {name!r} is not in the cache", hint=f"run `reef model pull {name}`")
+            raise ModelNotFound(
+                f"Model {name!r} is not in the cache",
+                why="it is neither a pulled model nor a folder with a model",
+                hint=f"run `reef model pull {name}`"
+                if name in KNOWN or "/" in name
+                else f"known: {', '.join(KNOWN)}, a folder, or owner/model",
+            )
         return folder
 
     def list(self) -> "list[StoredModel]":

@@ -101,7 +101,8 @@ def _identify(request: web.Request, deps: Deps) -> Principal:
 
 def _refuse(deps: Deps, request: web.Request, path: str, facts: Facts, error: ReefError) -> web.StreamResponse:
     deps.metrics.refused.inc(code=error.code)
-    if error.status >= 500 or isinstance(error, AuthError):
+    # A probe that asks whether the service is ready yet is answered, not logged: start-up would fill the log.
+    if (error.status >= 500 and path not in ("/healthz", "/readyz")) or isinstance(error, AuthError):
         _log.warning(
             "%s %s -> %d %s: %s",
             request.method,
