@@ -33,6 +33,7 @@ class ProgramSettings:
     critic_steps: int
     critic_only_steps: int
     critic_width: int
+    level_decay: float
     alpha_lambda: float
     gamma: float
     use_critic: bool
@@ -42,7 +43,12 @@ class ProgramSettings:
 
 
 class Critic(nn.Module):
-    """Values `[N]` of hidden states `[N, H]`; the last layer starts at zero, so a fresh critic says 0 everywhere."""
+    """Values `[N]` of hidden states `[N, H]`: a head around the running mean of returns (`level`).
+
+    The head's last layer starts at zero, so a fresh critic says what answers earn on average. Without the level a cold head
+    would call every rewarded token good and no failed one bad until it has learned that mean by gradient steps, which takes it
+    longer than the policy needs to move it. (Mean-only form of adaptive target normalisation, van Hasselt et al. 2016.)
+    """
 
     def __init__(self, hidden_size: int, width: int, seed: int) -> None:
         super().__init__()
@@ -56,10 +62,20 @@ class Critic(nn.Module):
             self.inner.bias.zero_()
             self.outer.weight.zero_()
             self.outer.bias.zero_()
+        self.level: Tensor
+        self.seen: Tensor
+        self.register_buffer("level", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
 
     def forward(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.outer(nn.functional.gelu(self.inner(self.norm(hidden)))).squeeze(-1)
-        return values
+        return values + self.level
+
+    def follow(self, mean: float, decay: float) -> None:
+        """Move the level towards a batch's mean return; the first batch sets it. A decay of 1 keeps it at zero."""
+        if decay < 1:
+            self.level.copy_(self.level * decay + mean * (1 - decay) if self.seen else torch.tensor(mean))
+            self.seen.fill_(True)
 
 
 class SAOProgram(Program):
@@ -113,6 +129,7 @@ class SAOProgram(Program):
         """Values per micro-batch, from the last pass before its update, and the critic's metrics."""
         if not self.settings.use_critic:
             return [torch.zeros(len(micro), device=policy.device) for micro in batch.micros], {}
+        self.critic.follow(_mean([sample.reward for sample in batch.samples]), self.settings.level_decay)
         features = [policy.features(micro) for micro in batch.micros]
         returns = [self._returns(batch, micro) for micro in batch.micros]
         values: list[Tensor] = []

@@ -42,6 +42,9 @@ class SAOSettings(RecipeSettings):
     critic_width: int = 128
     """Hidden units of the critic's head."""
 
+    level_decay: float = 0.5
+    """Decay per step of the running mean of rewards the critic is built around; 1 switches it off (the paper's zero start)."""
+
     alpha_lambda: float = 1.5
     """Length-adaptive GAE: lambda = 1 - 1 / (alpha_lambda * response tokens)."""
 
@@ -70,6 +73,8 @@ class SAOSettings(RecipeSettings):
             wrong.append("eps_low")
         if not 0 < self.gamma <= 1:
             wrong.append("gamma")
+        if not 0 <= self.level_decay <= 1:
+            wrong.append("level_decay")
         if self.critic_only_steps < 0:
             wrong.append("critic_only_steps")
         if wrong:
@@ -80,7 +85,7 @@ class SAOSettings(RecipeSettings):
 
 _PROGRAM_FIELDS = (
     "policy_lr", "critic_lr", "eps_low", "eps_high", "critic_steps", "critic_only_steps", "critic_width",
-    "alpha_lambda", "gamma", "use_critic", "use_mask", "min_ess", "max_masked",
+    "level_decay", "alpha_lambda", "gamma", "use_critic", "use_mask", "min_ess", "max_masked",
 )  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_warm_up_trains_only_the_critic(toy_model: Path) -> None:
 def test_a_fresh_critic_says_zero_and_learns_the_return(toy_model: Path) -> None:
     critic = Critic(8, 4, seed=0)
     assert critic(torch.randn(5, 8)).abs().max() == 0
-    lab = learner(toy_model, critic_only_steps=1000, critic_steps=4)
+    lab = learner(toy_model, critic_only_steps=1000, critic_steps=4, level_decay=1.0)
     samples = [sample(i, 0.7) for i in range(4)]
     for _ in range(30):
         metrics = lab.step(samples).metrics
@@ -140,10 +140,25 @@ def test_a_fresh_critic_says_zero_and_learns_the_return(toy_model: Path) -> None
 
 
 def test_values_used_for_advantages_come_from_the_last_critic_pass(toy_model: Path) -> None:
-    """With one critic step the values are those before it: zero for a fresh critic."""
-    lab = learner(toy_model, critic_steps=1)
-    assert lab.step(batch()).metrics["value_mean"] == 0
-    assert learner(toy_model, critic_steps=2).step(batch()).metrics["value_mean"] != 0
+    """With one critic step the values are those before it: for a fresh critic the mean reward, or zero without a level."""
+    mean = sum(item.reward for item in batch()) / len(batch())
+    assert learner(toy_model, critic_steps=1).step(batch()).metrics["value_mean"] == pytest.approx(mean)
+    cold = learner(toy_model, critic_steps=1, level_decay=1.0)
+    assert cold.step(batch()).metrics["value_mean"] == 0
+    assert learner(toy_model, critic_steps=2, level_decay=1.0).step(batch()).metrics["value_mean"] != 0
+
+
+def test_the_level_follows_the_rewards_and_lives_with_the_critic(toy_model: Path) -> None:
+    critic = Critic(8, 4, seed=0)
+    hidden = torch.randn(5, 8)
+    critic.follow(0.2, 0.5)
+    assert torch.allclose(critic(hidden), torch.tensor(0.2))
+    critic.follow(1.0, 0.5)
+    assert torch.allclose(critic(hidden), torch.tensor(0.6))
+    twin = Critic(8, 4, seed=1)
+    twin.load_state_dict(critic.state_dict())
+    twin.follow(0.6, 0.5)
+    assert torch.allclose(twin(hidden), critic(hidden))
 
 
 def test_explained_variance_of_one_sample_is_undefined(toy_model: Path) -> None:
