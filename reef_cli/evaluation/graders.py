@@ -9,10 +9,11 @@ A grader in a suite is an object with `kind` and the fields of the class registe
     {"kind": "numeric", "value": 42, "tolerance": 0.5, "which": "last"}
     {"kind": "json_schema", "schema": {"type": "object"}}          needs the `jsonschema` package
     {"kind": "one_sentence"}    {"kind": "max_words", "words": 20}
-    {"kind": "all_of", "graders": [...]}    {"kind": "any_of", "graders": [...]}    {"kind": "not", "grader": {...}}
+    {"kind": "all_of", "graders": [...]}    {"kind": "any_of", "graders": [...]}    {"kind": "mean_of", "graders": [...]}
+    {"kind": "not", "grader": {...}}
     {"kind": "python", "path": "my.module:function", "arguments": {...}}    function(answer: str, **arguments)
 
-`all_of` takes the least of its parts, `any_of` the greatest, `not` the complement. Graders do not know models or suites.
+`all_of` takes the least of its parts, `any_of` the greatest, `mean_of` the mean, `not` the complement. Graders do not know models or suites.
 """
 
 import importlib
@@ -187,6 +188,17 @@ class AnyOf:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanOf:
+    """Partial credit: the mean of the parts."""
+
+    graders: tuple[Grader, ...]
+
+    def grade(self, answer: str) -> Grade:
+        grades = [grader.grade(answer) for grader in self.graders]
+        return Grade(sum(grade.score for grade in grades) / len(grades), "; ".join(grade.reason for grade in grades))
+
+
+@dataclass(frozen=True, slots=True)
 class Not:
     grader: Grader
 
@@ -227,6 +239,7 @@ GRADERS: dict[str, type[Any]] = {
     "max_words": MaxWords,
     "all_of": AllOf,
     "any_of": AnyOf,
+    "mean_of": MeanOf,
     "not": Not,
     "python": Python,
 }

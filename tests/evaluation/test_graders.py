@@ -36,6 +36,12 @@ CASES = [
 ]
 
 
+def test_partial_credit_is_the_mean_of_the_parts():
+    grader = build({"kind": "mean_of", "graders": [{"kind": "contains", "value": "Rome"}, {"kind": "one_sentence"}]})
+    scores = [grader.grade(text).score for text in ("Rome.", "Rome. Yes.", "Paris.", "Paris. Yes.")]
+    assert scores == [1.0, 0.5, 0.5, 0.0]
+
+
 @pytest.mark.parametrize(("spec", "good", "bad"), CASES)
 def test_a_grader_tells_good_from_bad(spec, good, bad):
     grader = build(spec)
