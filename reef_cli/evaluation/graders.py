@@ -13,8 +13,8 @@ A grader in a suite is an object with `kind` and the fields of the class registe
     {"kind": "not", "grader": {...}}
     {"kind": "python", "path": "my.module:function", "arguments": {...}}    function(answer: str, **arguments)
 
-`all_of` takes the least of its parts, `any_of` the greatest, `mean_of` the mean, `not` the complement. Graders do not know models
-or suites.
+`all_of` takes the least of its parts, `any_of` the greatest, `mean_of` the mean, `not` the complement. Graders do not know
+models or suites.
 """
 
 import importlib

@@ -33,7 +33,11 @@ CASES = [
         "I do not agree.",
     ),
     ({"kind": "any_of", "graders": [{"kind": "exact", "value": "a"}, {"kind": "exact", "value": "b"}]}, "b", "c"),
-    ({"kind": "mean_of", "graders": [{"kind": "contains", "value": "b"}, {"kind": "one_sentence"}]}, "A b.", "A. C."),
+    (
+        {"kind": "mean_of", "graders": [{"kind": "contains", "value": "Rome"}, {"kind": "one_sentence"}]},
+        "See Rome.",
+        "See it. Go.",
+    ),
 ]
 
 
