@@ -38,7 +38,19 @@ ALLOWED: dict[str, set[str]] = {
     },
     "tui": {"core", "control", "config"},
     "demo": {"core", "control", "config", "evaluation"},
-    "commands": {"core", "control", "config", "supervisor", "tui", "releases", "engines", "learning", "experience", "harness", "demo"},
+    "commands": {
+        "core",
+        "control",
+        "config",
+        "supervisor",
+        "tui",
+        "releases",
+        "engines",
+        "learning",
+        "experience",
+        "harness",
+        "demo",
+    },
 }
 """Room -> rooms it may import. `config` knows the recipe contract to check recipe settings; `commands` reach releases,
 engines and harness only for work on this machine (release commands with the server down, `reef model`, installing agents)."""

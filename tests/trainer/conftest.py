@@ -16,8 +16,8 @@ VOCAB = 96
 TOY = TrainerSettings(rank=4, alpha=8.0, device="cpu", threads=1, micro_batch=2, start_timeout_s=60, step_timeout_s=30)
 SAO = {
     "policy_lr": 1e-2, "critic_lr": 1e-2, "eps_low": 0.3, "eps_high": 5.0, "critic_steps": 2, "critic_only_steps": 0,
-    "critic_width": 8, "level_decay": 0.5, "alpha_lambda": 1.5, "gamma": 1.0, "use_critic": True, "use_mask": True, "min_ess": 0.0,
-    "max_masked": 1.0,
+    "critic_width": 8, "level_decay": 0.5, "alpha_lambda": 1.5, "gamma": 1.0, "use_critic": True, "use_mask": True,
+    "min_ess": 0.0, "max_masked": 1.0,
 }  # fmt: skip
 
 
