@@ -5,7 +5,7 @@ Arms: `sao` (the recipe as shipped), `plain` (no critic, no mask: rewards as adv
 by `reef demo`'s own code. Measured on held-out questions at T = 1 (several answers per question, graded by the suite's
 graders) and greedily, against the release the run ended with.
 
-    python benchmarks/sao_cpu.py --seeds 3 --steps 16
+    python benchmarks/sao_cpu.py --seeds 3 --steps 12
 """
 
 import argparse
@@ -132,7 +132,7 @@ def machine() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--model")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "sao_cpu.json")

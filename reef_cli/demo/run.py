@@ -18,7 +18,7 @@ from reef_cli.demo.user import Style, User
 from reef_cli.evaluation.suite import Suite
 
 SCENARIO = "demo"
-STEPS = 16
+STEPS = 12
 """Batches after which the demo stops; SmolLM2-135M-Instruct is clearly better by then (recipes/sao/README.md)."""
 
 

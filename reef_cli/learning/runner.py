@@ -228,7 +228,7 @@ class Runner:
     ) -> tuple[Verdict, bool]:
         if not job.detail.get("gate_only"):
             smoke = await self._evaluating.smoke(job.scenario, candidate, gated)
-            if smoke.outcome is not Outcome.SELECT or ungated + 1 < self._policy.gate_every:
+            if smoke.outcome is not Outcome.SELECT or (ungated + 1) % self._policy.gate_every:
                 return smoke, False
         verdict = await self._evaluating.gate(job.scenario, candidate, gated, on_progress)
         if verdict.outcome is Outcome.INCONCLUSIVE:

@@ -28,7 +28,8 @@ def _where(result: Mapping[str, Any]) -> tuple[str, str]:
     machine = result.get("machine")
     nested = machine if isinstance(machine, Mapping) else {}
     cores = nested.get("cores") or result.get("cpus")
-    load = result.get("load", result.get("load_before", nested.get("load")))
+    load = result.get("load", result.get("load_before", nested.get("load", nested.get("load_average"))))
+    load = load[0] if isinstance(load, list) else str(load).split()[0] if load is not None else None
     commit = str(result.get("commit") or nested.get("commit") or "")
     parts = [f"{cores} cores" if cores else "", f"load {float(load):.1f}" if load is not None else ""]
     return ", ".join(part for part in parts if part), commit[:7]
@@ -76,8 +77,30 @@ def _gate(result: Any) -> Iterator[Row]:
             yield "gate: 10 points better, 300 items, 20 % of pairs differ: published", f"{100 * row['better']:.0f} %"
 
 
+def _sao(result: Any) -> Iterator[Row]:
+    arms = result["table"]
+    low, high = arms["sao"]["sampled_interval"]
+    others = f"no critic and no mask {arms['plain']['sampled_mean']:.2f}, frozen {arms['frozen']['sampled_mean']:.2f}"
+    yield (
+        f"SAO, {result['steps']} steps of 16 answers, 3 seeds: held-out score at temperature 1",
+        f"{arms['sao']['sampled_mean']:.2f}, 95 % interval {low:.2f} to {high:.2f} ({others})",
+    )
+
+
+def _engine(result: Any) -> Iterator[Row]:
+    rows = {(row["engine"], row["requests"]): row for row in result["rows"]}
+    ours, theirs = rows["embedded", 16], rows["transformers", 16]
+    yield (
+        "embedded engine, 135M model, 16 requests",
+        f"{ours['tokens_per_s']:.0f} tokens/s, {ours['cpu_s_per_1000_tokens']:.1f} CPU s per 1000 tokens"
+        f" (transformers' continuous batching: {theirs['tokens_per_s']:.0f}, {theirs['cpu_s_per_1000_tokens']:.1f})",
+    )
+
+
 KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "gateway": _gateway,
+    "sao_cpu": _sao,
+    "engine_cpu": _engine,
     "experience": _experience,
     "release": _release,
     "gate": _gate,

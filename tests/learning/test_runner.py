@@ -167,14 +167,14 @@ async def test_rolling_goes_back_to_the_last_gated_release_on_a_loss(tmp_path: P
     await world.close()
 
 
-async def test_rolling_goes_on_undecided_and_judges_again(tmp_path: Path) -> None:
+async def test_rolling_goes_on_undecided_and_judges_again_at_the_next_gate(tmp_path: Path) -> None:
     world = await World(tmp_path, policy=ROLLING).open()
     world.judge.gates = [Outcome.INCONCLUSIVE, Outcome.SELECT]
-    for _ in range(3):
+    for _ in range(4):
         await world.exchange(), await world.exchange()
         await world.step()
     chain = [(release.step, release.gated) for release in reversed(world.releases.list(SCENARIO))]
-    assert chain == [(0, True), (1, False), (2, False), (3, True)]
+    assert chain == [(0, True), (1, False), (2, False), (3, False), (4, True)]
     await world.close()
 
 
