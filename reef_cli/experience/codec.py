@@ -126,6 +126,10 @@ def _inference(fields: dict[str, Any]) -> Inference:
     for name, types in (("response", dict), ("tags", dict), ("usage", dict), ("timings", dict)):
         if fields.get(name) is not None and not isinstance(fields[name], types):
             raise InvalidRequest(f"{name} must be an object")
+        if name != "response" and fields.get(name, ...) is None:
+            del fields[name]  # null says no more than leaving it out
+    if not all(isinstance(value, str) for value in fields.get("tags", {}).values()):
+        raise InvalidRequest("tags must be strings")
     for name in ("finish", "raw_text", "release_id", "weight_version", "session", "error"):
         if fields.get(name) is not None and not isinstance(fields[name], str):
             raise InvalidRequest(f"{name} must be a string")

@@ -26,13 +26,15 @@ SAO = {
     "reef.critic_only_steps": "0",
     "reef.policy_lr": "3e-3",
     "reef.critic_width": "8",
+    "reef.level_decay": "1",
     "reef.min_ess": "0",
     "reef.max_masked": "1",
     "reef.gate_every": "1000",
     "evaluation.max_kl": "1000",
     "evaluation.smoke_items": "0",
 }
-"""Every step of two samples trains the policy and is released at once."""
+"""Every step of two samples trains the policy and is released at once. The critic starts at zero, so that two answers with the
+same score still move the policy."""
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

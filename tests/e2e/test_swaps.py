@@ -201,6 +201,7 @@ PROGRAM = {
     "critic_steps": 1,
     "critic_only_steps": 0,
     "critic_width": 8,
+    "level_decay": 0.5,
     "alpha_lambda": 1.5,
     "gamma": 1.0,
     "use_critic": True,

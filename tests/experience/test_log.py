@@ -12,6 +12,7 @@ import pytest
 
 from reef_cli.core.errors import ContentConflict, Draining, InvalidRequest, ScenarioNotFound, StorageError
 from reef_cli.core.types import Inference, Report
+from reef_cli.experience.codec import from_document
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.experience.model import Instruction
 
@@ -213,3 +214,16 @@ async def test_spaced_and_escaped_bodies_come_back_byte_for_byte(log: Experience
         record = make(said, body=body)
         await log.append(record)
         assert log.get("s1", record.id) == record
+
+
+@pytest.mark.parametrize("name", ["tags", "usage", "timings"])
+def test_a_null_object_in_an_imported_record_is_as_good_as_none(name: str) -> None:
+    document = {"id": "i:1", "dialect": "chat", "model": "m", "request": {"messages": []}, "created_at": 1.0, name: None}
+    record = from_document(document, scenario="s")
+    assert getattr(record, name) == {}
+
+
+def test_tags_of_an_imported_record_are_strings() -> None:
+    document = {"id": "i:1", "dialect": "chat", "model": "m", "request": {"messages": []}, "created_at": 1.0, "tags": {"a": 1}}
+    with pytest.raises(InvalidRequest, match="tags"):
+        from_document(document, scenario="s")
