@@ -233,9 +233,7 @@ class Runner:
         verdict = await self._evaluating.gate(job.scenario, candidate, gated, on_progress)
         if verdict.outcome is Outcome.INCONCLUSIVE:
             # Rolling: only a shown loss goes back; an undecided step is released and judged again at the next gate.
-            return Verdict(
-                Outcome.SELECT, f"not shown worse than {gated.release_id}: {verdict.reason}", verdict.evidence
-            ), False
+            return Verdict(Outcome.SELECT, f"undecided against {gated.release_id}: {verdict.reason}", verdict.evidence), False
         return verdict, True
 
     def _comparable(self, gated: Release, scenario: str) -> Release:
