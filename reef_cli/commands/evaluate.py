@@ -33,11 +33,6 @@ def evaluate(
     shell.emit(answer, lambda: _draw(answer))
 
 
-def _head(shell: Shell, scenario: str) -> str:
-    rows = items(shell.client.get(scenario_path(scenario, "releases")), "releases")
-    return str(current(rows, scenario)["release_id"])
-
-
 def _draw(answer: dict[str, Any]) -> None:
     output.pairs((name, value) for name, value in answer.items() if not isinstance(value, list | dict))
     for name, value in answer.items():

@@ -34,11 +34,6 @@ def new_id() -> str:
     return f"{stamp:032x}"
 
 
-def id_time(identifier: str) -> float:
-    """Unix seconds at which a UUIDv7 id was made."""
-    return int(identifier[:12], 16) / 1000
-
-
 def new_release_id(step: int) -> ReleaseId:
     """`r<step>-<8 hex>`: readable, unique, and sorted by eye; `step` counts the releases before it in the chain."""
     return ReleaseId(f"r{step}-{secrets.token_hex(4)}")

@@ -47,6 +47,7 @@ class Measured:
     interval: tuple[float, float]
     release_id: str
     answers: Mapping[str, str]
+    tokens: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Result:
     seconds: float
     samples: Mapping[str, str]
     release_rolled_back: str = ""
-    same_answers_after_rollback: bool = False
+    same_tokens_after_rollback: bool = False
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rewards: list[float] = field(default_factory=list)
     asked: int = 0
@@ -86,7 +87,7 @@ def run(options: Options) -> int:
         table(result)
         if options.home or options.keep:
             print(f"The home is kept: reef serve --reef.home {home}", file=sys.stderr)
-    return 0 if result.after > result.before and result.same_answers_after_rollback else 1
+    return 0 if result.after > result.before and result.same_tokens_after_rollback else 1
 
 
 def play(
@@ -176,8 +177,9 @@ def _measure(client: Client, show: Show, when: str) -> Measured:
     head = _scenario(client)["head"]
     report = client.post(f"/reef/scenarios/{SCENARIO}/evaluate", {"release_id": head}, timeout_s=600.0)
     answers = {row["item"]: row["text"] for row in report["rows"]}
+    tokens = {row["item"]: row["tokens"] for row in report["rows"]}
     low, high = report["interval"]
-    measured = Measured(float(report["score"]), (float(low), float(high)), str(report["release_id"]), answers)
+    measured = Measured(float(report["score"]), (float(low), float(high)), str(report["release_id"]), answers, tokens)
     show.measured(when, measured.score, measured.release_id)
     return measured
 
@@ -198,7 +200,7 @@ def _result(
         steps=steps,
         seconds=round(seconds, 1),
         samples=samples,
-        same_answers_after_rollback=before.answers == back.answers,
+        same_tokens_after_rollback=all(before.tokens.values()) and before.tokens == back.tokens,
         intervals={"before": before.interval, "after": after.interval, "rolled_back": back.interval},
         rewards=rewards,
         asked=asked,

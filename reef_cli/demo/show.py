@@ -88,5 +88,5 @@ def table(result: "Result") -> None:
         grid.add_row(name.replace("_", " "), f"{score:.2f}", f"{low:.2f} to {high:.2f}", release, Text(answer[:160]))
     console.print(grid)
     console.print(f"Full gate after learning: {result.gate}")
-    same = "the same tokens as before" if result.same_answers_after_rollback else "NOT the answers from before"
+    same = "the same tokens as before" if result.same_tokens_after_rollback else "NOT the tokens from before"
     console.print(f"After the rollback the model gives {same}.")

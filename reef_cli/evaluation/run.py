@@ -5,6 +5,7 @@ lines state file as they come; started again with the same suite and sampling, a
 """
 
 import asyncio
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from reef_cli.core.errors import ConfigError, EvaluationError
-from reef_cli.core.ports import Answering
+from reef_cli.core.ports import Answer, Answering
 from reef_cli.core.types import Release
 from reef_cli.evaluation.asking import Asked, Asker
 from reef_cli.evaluation.decide import interval
@@ -35,6 +36,8 @@ class Row:
     output_tokens: int
     finish: str
     text: str
+    tokens: str = ""
+    """Digest of the output token ids, empty where the engine gives none: equal digests are equal tokens, which text is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,23 @@ def _row(name: str, item: Item, asked: Asked) -> Row | None:
     if asked.answer is None or asked.grade is None:
         return None
     text = printable(asked.answer.text, 2000)
-    return Row(name, item.id, asked.grade.score, asked.grade.reason, asked.answer.output_tokens, asked.answer.finish, text)
+    return Row(
+        name,
+        item.id,
+        asked.grade.score,
+        asked.grade.reason,
+        asked.answer.output_tokens,
+        asked.answer.finish,
+        text,
+        _tokens(asked.answer),
+    )
+
+
+def _tokens(answer: Answer) -> str:
+    if answer.completion is None:
+        return ""
+    ids = ",".join(map(str, answer.completion.output_ids))
+    return f"sha256:{hashlib.sha256(ids.encode()).hexdigest()[:32]}"
 
 
 def _report(

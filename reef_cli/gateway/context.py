@@ -8,7 +8,7 @@ same without ever creating. Neither reads the body.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -66,10 +66,6 @@ class RequestContext:
     receipt: RecordId
     started: float
     facts: Facts = field(compare=False, repr=False)
-
-    def with_session(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> "RequestContext":
-        """The same request with the session its body names, when its headers named none."""
-        return self if self.session else replace(self, session=session_from(headers, body))
 
     def waited(self, seconds: float) -> None:
         """Count time spent waiting for the engine or provider, so that the gateway's own overhead can be told apart."""

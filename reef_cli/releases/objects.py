@@ -7,7 +7,6 @@ of the folder). Equal bytes are kept once. Does not know which release needs whi
 
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 POINTER_VERSION = "https://git-lfs.github.com/spec/v1"
-_POINTER = re.compile(rb"version " + re.escape(POINTER_VERSION.encode()) + rb"\noid sha256:([0-9a-f]{64})\nsize (\d+)\n")
 _CHUNK = 4 * 1024 * 1024
 
 
@@ -32,12 +30,6 @@ class Staged:
 def pointer(oid: str, size: int) -> bytes:
     """The Git LFS pointer file (version 1) of an object."""
     return f"version {POINTER_VERSION}\noid sha256:{oid}\nsize {size}\n".encode()
-
-
-def parse_pointer(data: bytes) -> tuple[str, int] | None:
-    """`(oid, size)` of a pointer file, None for any other text."""
-    match = _POINTER.fullmatch(data)
-    return (match[1].decode(), int(match[2])) if match else None
 
 
 def fsync_folder(folder: Path) -> None:

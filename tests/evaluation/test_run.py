@@ -5,7 +5,9 @@ import json
 import pytest
 
 from reef_cli.core.errors import ConfigError, EngineUnavailable, EvaluationError
+from reef_cli.core.ports import Answer, Completion
 from reef_cli.evaluation import Asker, Suite, run_suite
+from reef_cli.evaluation.run import _tokens
 
 A, B = "r1-aaaaaaaa", "r2-bbbbbbbb"
 
@@ -127,3 +129,11 @@ async def test_fractional_scores_get_a_bootstrap_interval(release, scripted, mon
     report = await run_suite(scripted(lambda name, question, _: "x" * (int(question[1:]) + 1)), made, [release(A)])
     (summary,) = report.summaries
     assert summary.mean == pytest.approx(0.45) and 0.2 < summary.interval[0] < 0.45 < summary.interval[1] < 0.8
+
+
+def test_equal_token_digests_mean_equal_tokens():
+    def answer(*ids):
+        return Answer("same text", len(ids), "stop", Completion("same text", ids, (0.0,) * len(ids), "stop", (), 1))
+
+    assert _tokens(answer(1, 2)) == _tokens(answer(1, 2)) != _tokens(answer(12))
+    assert _tokens(Answer("x", 1, "stop")) == ""

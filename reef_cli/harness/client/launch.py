@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,8 +48,3 @@ def environment(launch: Mapping[str, Any], known: Mapping[str, str], base: Mappi
         present = [item for item in base.get(name, "").split(",") if item]
         out[name] = ",".join(dict.fromkeys([*present, "127.0.0.1", "localhost"]))
     return out
-
-
-def path_with(folder: str, path: str) -> str:
-    """A PATH that finds programs of `folder` first."""
-    return os.pathsep.join([folder, path]) if path else folder
