@@ -58,6 +58,11 @@ class Home:
         return self.root / "checkpoints"
 
     @property
+    def metrics(self) -> Path:
+        """The numbers of each learning step (`steps.jsonl`), and the files of local trackers."""
+        return self.root / "metrics"
+
+    @property
     def jobs(self) -> Path:
         """Scratch folders of jobs under way."""
         return self.root / "jobs"
@@ -75,7 +80,7 @@ class Home:
 
     def listing(self) -> dict[str, str]:
         """Name and path of every place, for `reef paths`."""
-        names = ("token", "running", "logs", "experience", "releases", "checkpoints", "jobs")
+        names = ("token", "running", "logs", "experience", "releases", "checkpoints", "metrics", "jobs")
         return {"home": str(self.root), **{name: str(getattr(self, name)) for name in names}}
 
 

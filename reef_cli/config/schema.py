@@ -218,6 +218,9 @@ class TelemetrySettings:
     tracing: bool = False
     """Export OpenTelemetry spans (needs the `otel` extra)."""
 
+    trackers: Sequence[str] = ()
+    """Where the numbers of each step go besides `<home>/metrics/steps.jsonl`: `tensorboard`, `wandb`, `mlflow` (extras)."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level written to `<home>/logs/reef.log`."""
 

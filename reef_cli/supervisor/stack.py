@@ -44,6 +44,7 @@ from reef_cli.supervisor.meters import LearningMeters
 from reef_cli.supervisor.publisher import Publisher
 from reef_cli.supervisor.shadow import Shadow
 from reef_cli.supervisor.status import Status
+from reef_cli.supervisor.tracking import Tracking
 from reef_cli.telemetry.metrics import Metrics
 from reef_cli.telemetry.traces import open_tracer
 from reef_cli.trainer.handle import TrainerHandle
@@ -123,6 +124,7 @@ class Stack:
         if self.worker is not None:
             await self.worker.recover()
             self._spawn(self.worker.run(), "learning")
+            self._spawn(self.tracking.run(), "tracking")
         self._spawn(self._follow(), "follow")
         if self.settings.storage.keep_bytes is not None or self.settings.storage.keep_days is not None:
             self._spawn(self._retain(), "retain")
@@ -230,6 +232,8 @@ class Stack:
             self.clock,
             self.home,
         )
+        self.tracking = Tracking(self.log, self.home.metrics, self.settings.telemetry.trackers)
+        self._exits.callback(self.tracking.close)
         self.worker = make_worker(self.settings, recipe, parts)
         self.log.subscribe(self._wake_learning(self.worker))
 
