@@ -2,8 +2,9 @@
 
 A frame is everything up to and including the blank line that ends it, kept byte for byte, so that the frames put together are
 the stream again. Lines may end in LF, CRLF or CR, also mixed, and the bytes may arrive split anywhere. Nothing here knows what
-the data means. A CR at the very end of what has arrived counts as a line end; should its LF still come, it leads the next
-frame, where readers see one more empty line and ignore it (WHATWG HTML, section 9.2.5 and 9.2.6).
+the data means. A CR at the very end of what has arrived counts as a line end, unless the line before ended in CRLF: then its
+LF is waited for. Where line ends are mixed and an LF comes late, it leads the next frame, where readers see one more empty line
+and ignore it (WHATWG HTML, section 9.2.5 and 9.2.6).
 """
 
 import re
@@ -15,6 +16,8 @@ import orjson
 _LINE = rb"(?:\r\n|\r(?!\n)|\n)"
 _BLANK = re.compile(_LINE + _LINE)
 _LINES = re.compile(_LINE)
+_HALF = b"\r\n\r"
+"""A blank line whose LF has not arrived yet."""
 
 
 class Event(NamedTuple):
@@ -39,7 +42,8 @@ class Splitter:
         else:
             end = 0
             for match in _BLANK.finditer(buffer):
-                end = match.end()
+                if match.end() < len(buffer) or match[0] != _HALF:
+                    end = match.end()
         if end == len(buffer):
             self.rest = b""
             return buffer

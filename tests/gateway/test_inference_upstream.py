@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from reef_cli.gateway import sse
@@ -403,6 +403,8 @@ _TEXT = [CHUNKS[0], b": a comment\n\n", b"event: ping\ndata: {}\n\n", *CHUNKS[1:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(newline=st.sampled_from([b"\n", b"\r\n", b"\r"]), cuts=st.lists(st.integers(0, 900), max_size=12))
+@example(newline=b"\r\n", cuts=[507])
+@example(newline=b"\r\n", cuts=list(range(900)))
 def test_any_newline_split_anywhere_passes_byte_for_byte(
     tmp_path_factory: pytest.TempPathFactory, newline: bytes, cuts: list[int]
 ) -> None:
