@@ -3,6 +3,7 @@
 Relations between settings stand below the table. Everything here is pure and says what is wrong in words.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,10 @@ def _credential(value: str) -> bool:
     return bool(value) and value.isascii() and value.isprintable() and " " not in value
 
 
+def _origin(value: str) -> bool:
+    return re.fullmatch(r"https?://[^/\s*?#@]+", value) is not None
+
+
 CHECKS: tuple[Check, ...] = (
     ("reef.port", lambda port: 0 <= port <= 65535, "must be 0 to 65535"),
     ("reef.host", lambda host: bool(host.strip()), "must not be blank"),
@@ -33,6 +38,9 @@ CHECKS: tuple[Check, ...] = (
     ("reef.default_scenario", valid_scenario, "must be 1 to 64 letters, digits, '.', '_' or '-'"),
     ("reef.push_wait_s", _positive, "must be above 0"),
     ("reef.body_limit_bytes", _positive, "must be above 0"),
+    ("reef.import_limit_bytes", _positive, "must be above 0"),
+    ("reef.rate_per_s", _positive, "must be above 0"),
+    ("reef.cors_origins", lambda origins: all(map(_origin, origins)), "must be scheme://host[:port] each, without a path"),
     ("reef.batch_size", _positive, "must be at least 1"),
     ("reef.max_staleness", lambda value: value >= 0, "must not be negative"),
     ("reef.gate_every", _positive, "must be at least 1"),

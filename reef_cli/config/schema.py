@@ -55,6 +55,15 @@ class ReefSettings:
     body_limit_bytes: int = 64 * 1024 * 1024
     """Largest request body."""
 
+    import_limit_bytes: int = 1024 * 1024
+    """Largest body of `/reef/records` and `/reef/records/batch`."""
+
+    rate_per_s: float | None = None
+    """Requests a second each token may send, with a burst of twice that; more get 429 with `retry-after`. Absent: no limit."""
+
+    cors_origins: Sequence[str] = ()
+    """Origins whose pages may call the server from a browser, such as `https://ui.example`; absent: none."""
+
     redact: str | None = None
     """Dotted path of a function that rewrites each record before it is stored."""
 

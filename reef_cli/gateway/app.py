@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from reef_cli.core.errors import AlreadyRunning, ConfigError
+from reef_cli.gateway.cors import allowing
 from reef_cli.gateway.deps import DEPS, Deps, Route
 from reef_cli.gateway.edge import RATE, edge
 from reef_cli.gateway.limits import RateLimit
@@ -43,8 +44,10 @@ def build_app(deps: Deps) -> web.Application:
             handler_args=handler_args,
         )
     app[DEPS] = deps
-    if deps.options.rate_per_s is not None:
-        app[RATE] = RateLimit(deps.options.rate_per_s)
+    if deps.settings.rate_per_s is not None:
+        app[RATE] = RateLimit(deps.settings.rate_per_s)
+    if deps.settings.cors_origins:
+        app.on_response_prepare.append(allowing(frozenset(deps.settings.cors_origins)))
     mount(app, (*all_routes(), *deps.extra_routes))
     return app
 

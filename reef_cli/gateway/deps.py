@@ -72,17 +72,8 @@ class DrainFlag:
 class GatewayOptions:
     """Knobs of the HTTP edge that have no key in serve.yaml; the defaults are right for production."""
 
-    import_limit_bytes: int = 1024 * 1024
-    """Largest body of `/reef/records` and `/reef/records/batch`."""
-
     small_limit_bytes: int = 1024 * 1024
-    """Largest body of every other `/reef/*` route."""
-
-    cors_origins: tuple[str, ...] = ()
-    """Origins browsers may call from; none by default."""
-
-    rate_per_s: float | None = None
-    """Requests a second per token, with a burst of twice that; absent: no limit."""
+    """Largest body of the `/reef/*` routes that import no records."""
 
     keep_alive_s: float = 15.0
     """Longest silence of an event stream."""

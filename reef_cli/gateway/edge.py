@@ -14,6 +14,7 @@ from reef_cli.core.errors import AuthError, Draining, ReefError
 from reef_cli.gateway import access
 from reef_cli.gateway.auth import Principal, authenticate, presented_token
 from reef_cli.gateway.context import Facts, set_facts, split_scenario_path
+from reef_cli.gateway.cors import preflight
 from reef_cli.gateway.deps import Deps, deps_of
 from reef_cli.gateway.errors import error_dialect, error_response, from_http, request_id_of
 from reef_cli.gateway.limits import RateLimit
@@ -50,7 +51,6 @@ async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
             deps.draining.leave()
     if not response.prepared:
         response.headers["x-request-id"] = facts.request_id
-        _allow_origin(deps, request, response)
     _measure(deps, request, response, facts)
     return response
 
@@ -58,8 +58,8 @@ async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
 async def _guarded(request: web.Request, handler: Handler, deps: Deps, path: str, facts: Facts) -> web.StreamResponse:
     """The handler's answer, or the answer for what it raised."""
     try:
-        if request.method == "OPTIONS" and _listed_origin(deps, request):
-            return _preflight()
+        if request.method == "OPTIONS" and (allowed := preflight(request, deps.settings.cors_origins)) is not None:
+            return allowed
         await _admit(request, deps, path, facts)
         return await handler(request)
     except asyncio.CancelledError:
@@ -128,29 +128,3 @@ def _measure(deps: Deps, request: web.Request, response: web.StreamResponse, fac
     else:
         metrics.request_seconds.observe(seconds, route=route)
         metrics.overhead_seconds.observe(max(0.0, seconds - facts.upstream_s), route=route)
-
-
-def _listed_origin(deps: Deps, request: web.Request) -> str | None:
-    origin = request.headers.get("Origin")
-    return origin if origin in deps.options.cors_origins else None
-
-
-def _preflight() -> web.Response:
-    return web.Response(
-        status=204,
-        headers={
-            "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
-            "Access-Control-Allow-Headers": (
-                "authorization, content-type, last-event-id, x-api-key, x-reef-scenario, x-reef-release-id"
-            ),
-            "Access-Control-Max-Age": "600",
-        },
-    )
-
-
-def _allow_origin(deps: Deps, request: web.Request, response: web.StreamResponse) -> None:
-    origin = _listed_origin(deps, request) if deps.options.cors_origins else None
-    if origin is not None:
-        response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = "x-reef-agent-record-id, x-reef-release-id, x-request-id"
-        response.headers["Vary"] = "Origin"

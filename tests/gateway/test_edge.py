@@ -14,7 +14,6 @@ from reef_cli.config.schema import ReefSettings
 from reef_cli.core.errors import AlreadyRunning, ConfigError, ReefError, leaves
 from reef_cli.gateway.app import build_app, serve
 from reef_cli.gateway.auth import Principal, Scope
-from reef_cli.gateway.deps import GatewayOptions
 from reef_cli.gateway.routes import all_routes
 from tests.gateway.fakes import AUTH, TOKEN, House, house
 
@@ -237,6 +236,21 @@ async def test_sizes(tmp_path: Path) -> None:
             assert (status, body["error"]["code"]) == (413, "request_too_large"), path
 
 
+async def test_the_import_limit_is_a_setting(tmp_path: Path) -> None:
+    record = {
+        "id": "large",
+        "dialect": "chat",
+        "model": "m",
+        "request": {"messages": []},
+        "response": {"content": "x" * 1_100_000},
+    }
+    headers = {"x-reef-scenario": "s1"}
+    async with house(tmp_path, ReefSettings(import_limit_bytes=2_000_000)) as reef:
+        assert (await reef.send("POST", "/reef/records", record, headers))[0] == 200
+        record["response"]["content"] *= 2
+        assert (await reef.send("POST", "/reef/records", record, headers))[0] == 413
+
+
 async def test_a_chunked_body_is_bounded_too(tmp_path: Path) -> None:
     async def endless() -> Any:
         for _ in range(40):
@@ -315,7 +329,7 @@ async def test_logs_hold_no_bodies_and_no_tokens(reef: House, caplog: pytest.Log
 
 
 async def test_rate_per_token(tmp_path: Path) -> None:
-    async with house(tmp_path, options=GatewayOptions(rate_per_s=2.0)) as reef:
+    async with house(tmp_path, ReefSettings(rate_per_s=2.0)) as reef:
         seen = [(await reef.send("GET", "/reef/status"))[0] for _ in range(6)]
         assert seen.count(200) in (4, 5)
         assert seen[-1] == 429
@@ -329,16 +343,30 @@ async def test_rate_per_token(tmp_path: Path) -> None:
 
 
 async def test_origins(tmp_path: Path) -> None:
-    async with house(tmp_path, options=GatewayOptions(cors_origins=("https://ui.example",))) as reef:
-        ask = {"Access-Control-Request-Method": "POST"}
-        async with reef.client.options("/reef/status", headers={"Origin": "https://ui.example", **ask}) as answer:
+    listed = {"Origin": "https://ui.example"}
+    async with house(tmp_path, ReefSettings(cors_origins=("https://ui.example",))) as reef:
+        ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-reef-tag-a"}
+        async with reef.client.options("/v1/chat/completions", headers={**listed, **ask}) as answer:
             assert answer.status == 204
             assert answer.headers["Access-Control-Allow-Origin"] == "https://ui.example"
-        async with reef.client.get("/reef/status", headers={**AUTH, "Origin": "https://ui.example"}) as answer:
-            assert answer.headers["Access-Control-Allow-Origin"] == "https://ui.example"
-        async with reef.client.options("/reef/status", headers={"Origin": "https://evil.example", **ask}) as answer:
-            assert answer.status == 401
-            assert "Access-Control-Allow-Origin" not in answer.headers
+            assert answer.headers["Access-Control-Allow-Headers"] == "authorization,x-reef-tag-a"
+        for path, token, status in (
+            ("/reef/status", AUTH, 200),
+            ("/reef/status", {}, 401),
+            ("/reef/events?after=0.0.0", AUTH, 200),
+        ):
+            async with reef.client.get(path, headers={**token, **listed}) as answer:
+                assert answer.status == status
+                assert answer.headers["Access-Control-Allow-Origin"] == "https://ui.example", path
+                assert "x-reef-agent-record-id" in answer.headers["Access-Control-Expose-Headers"]
+        for foreign in ("https://evil.example", "https://ui.example.evil", "null", "*"):
+            async with reef.client.options("/reef/status", headers={"Origin": foreign, **ask}) as answer:
+                assert answer.status == 401
+                assert "Access-Control-Allow-Origin" not in answer.headers
+            async with reef.client.get("/reef/status", headers={**AUTH, "Origin": foreign}) as answer:
+                assert answer.status == 200 and "Access-Control-Allow-Origin" not in answer.headers
+        async with reef.client.options("/reef/status", headers=listed) as answer:
+            assert answer.status == 401, "only a preflight goes without a token"
 
 
 async def test_no_origin_is_allowed_by_default(reef: House) -> None:

@@ -79,7 +79,7 @@ async def get_session(request: web.Request) -> web.Response:
 async def import_record(request: web.Request) -> web.Response:
     """Store one existing record."""
     deps = deps_of(request)
-    document = await read_object(request, deps.options.import_limit_bytes)
+    document = await read_object(request, deps.settings.import_limit_bytes)
     scenario = scenario_of(request)
     record = _record(document, scenario, deps.clock.now())
     stored = await _store(request, deps, scenario, [record])
@@ -92,7 +92,7 @@ async def import_record(request: web.Request) -> web.Response:
 async def import_batch(request: web.Request) -> web.Response:
     """Store 1 to 1000 existing records, all or none: an array, or `{"records": [...]}`."""
     deps = deps_of(request)
-    body = parse_json(await read_body(request, deps.options.import_limit_bytes))
+    body = parse_json(await read_body(request, deps.settings.import_limit_bytes))
     documents = body.get("records") if isinstance(body, dict) else body
     if not isinstance(documents, list):
         raise InvalidRequest(
