@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
-from reef_cli.learning.contract import ProgramSpec, RecipeSettings, Refusal
+from reef_cli.learning.contract import Acquisition, ProgramSpec, RecipeSettings, Refusal, Signal, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,9 @@ class SAORecipe:
     title: ClassVar[str] = "Single-rollout asynchronous optimization: learn from scored answers while serving"
     surface: ClassVar[Surface] = Surface.WEIGHTS
     cadence: ClassVar[Cadence] = Cadence.ROLLING
+    signal: ClassVar[Signal] = Signal("one score per answer", "the application")
+    acquisition: ClassVar[Acquisition] = Acquisition.REACTIVE
+    target: ClassVar[Target] = Target.MODEL
     settings_type: ClassVar[type[RecipeSettings]] = SAOSettings
 
     def __init__(self, settings: SAOSettings) -> None:

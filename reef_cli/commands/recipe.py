@@ -13,6 +13,8 @@ from reef_cli.config.recipes import resolve_recipe, scan_recipes
 from reef_cli.config.values import describe
 from reef_cli.core.errors import RecipeNotFound
 
+_FACTS = ("surface", "cadence", "signal", "acquisition", "target")
+
 app = new_app("List recipes and show their settings")
 
 
@@ -21,8 +23,9 @@ app = new_app("List recipes and show their settings")
 def list_recipes(shell: Shell) -> None:
     """List the recipes of this installation and of ./recipes"""
     found = [facts(path, recipe) for path, recipe in scan_recipes()]
-    columns = ("recipe", "changes", "cadence", "path", "what it does")
-    rows = [[f["name"], f["surface"], f["cadence"], f["path"], f["error"] or f["title"]] for f in found]
+    columns = ("recipe", "learning signal", "acquisition", "evolves", "cadence", "what it does")
+    axes = ("signal", "acquisition", "target", "cadence")
+    rows = [[f["name"], *(f[axis] for axis in axes), f["error"] or f["title"]] for f in found]
     shell.emit({"recipes": found}, lambda: output.table(columns, rows))
     if found:
         shell.hint(f"reef recipe show {found[0]['name']}")
@@ -40,17 +43,10 @@ def show(shell: Shell, name: Annotated[str, typer.Argument(metavar="RECIPE", hel
 def facts(path: str, recipe: type[Any] | Exception) -> dict[str, Any]:
     """What a list shows of a recipe, or why it cannot be imported."""
     if isinstance(recipe, Exception):
-        return {"name": path.split(".")[1], "path": path, "surface": None, "cadence": None, "title": None, "error": str(recipe)}
+        return {"name": path.split(".")[1], "path": path, **dict.fromkeys((*_FACTS, "title")), "error": str(recipe)}
     title = getattr(recipe, "title", None) or summary(recipe)
-    surface, cadence = getattr(recipe, "surface", None), getattr(recipe, "cadence", None)
-    return {
-        "name": recipe.name,
-        "path": path,
-        "surface": _word(surface),
-        "cadence": _word(cadence),
-        "title": title,
-        "error": None,
-    }
+    words = {fact: _word(getattr(recipe, fact, None)) for fact in _FACTS}
+    return {"name": recipe.name, "path": path, **words, "title": title, "error": None}
 
 
 def settings_of(recipe: type[Any]) -> list[dict[str, Any]]:
@@ -80,7 +76,7 @@ def _find(name: str) -> tuple[str, type[Any]]:
 
 
 def _draw(recipe: type[Any], data: dict[str, Any]) -> None:
-    output.pairs((name, data[name]) for name in ("name", "title", "surface", "cadence", "path"))
+    output.pairs((name, data[name]) for name in ("name", "title", *_FACTS, "path"))
     output.block(f"\n{summary(recipe)}\n")
     rows = [(s["name"], "required" if s["required"] else _shown(s["default"]), s["type"], s["doc"]) for s in data["settings"]]
     output.table(("setting", "default", "type", "meaning"), rows)

@@ -1,6 +1,9 @@
 """Tables of the learning ledger and of release events, in the experience database so that settlement and consumption commit
 together. Written only through `ExperienceLog.write`; their meaning is in `learning.jobs` and `supervisor.publisher`.
 
+`sample_state.grp` names the group a sample trains with (empty: alone), `grp_size` how many complete it, `member` which it is.
+`observed` is how far into the stream a recipe that derives reports has looked.
+
 `sample_records` gives each record to at most one sample of a recipe: its primary key is the promise that a record trains once.
 """
 
@@ -73,8 +76,31 @@ CREATE INDEX release_events_scenario ON release_events (scenario, seq);
 """
 
 
+GROUPS = """
+ALTER TABLE sample_state ADD COLUMN grp TEXT NOT NULL DEFAULT '';
+ALTER TABLE sample_state ADD COLUMN grp_size INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE sample_state ADD COLUMN member TEXT NOT NULL DEFAULT '';
+CREATE INDEX sample_state_group ON sample_state (scenario, recipe, grp) WHERE grp <> '';
+CREATE TABLE observed (
+    recipe TEXT NOT NULL,
+    scenario TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (recipe, scenario)
+) WITHOUT ROWID
+"""
+
+
 def create(connection: sqlite3.Connection) -> None:
     """Make the tables; runs inside the migration's transaction."""
-    for statement in DDL.split(";"):
+    _run(connection, DDL)
+
+
+def add_groups(connection: sqlite3.Connection) -> None:
+    """Groups of samples, and how far recipes have observed."""
+    _run(connection, GROUPS)
+
+
+def _run(connection: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):
         if statement.strip():
             connection.execute(statement)

@@ -153,6 +153,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("004-payloads", _payloads),
     Migration("005-citations", _citations),
     Migration("006-jobs", jobs_schema.create),
+    Migration("007-sample-groups", jobs_schema.add_groups),
 )
 
 

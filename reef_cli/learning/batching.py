@@ -1,16 +1,19 @@
-"""From the stream of reports to a batch of samples: admission, staleness, and the oldest batch that may train.
+"""From the stream of reports to a batch of samples: admission, staleness, groups, and the oldest batch that may train.
 
 A report is admitted or refused once, in stream order, with a stable reason. A sample is rebuilt from its records when its
-batch is taken, so the queue holds ids only. Staleness is counted per sample: the number of releases between the one that
-produced it and the head; a sample that is too old is dropped alone, by name, and never takes its batch with it.
+batch is taken, so the queue holds ids only. Staleness is counted per sample: the number of releases with other weights
+between the one that produced it and the head; a sample that is too old is dropped by name and never takes its batch with it,
+only its group, which could not be completed any more.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from reef_cli.core.ids import RecordId, release_step, split_weight_version
 from reef_cli.core.types import Inference, Release, Report, Sample
-from reef_cli.learning.contract import Recipe, Refusal
+from reef_cli.learning.contract import Grouping, Recipe, Refusal
 from reef_cli.learning.jobs import Entry, Queued
 
 PAGE = 256
@@ -71,16 +74,75 @@ def admit_new(recipe: Recipe, stream: Stream, scenario: str, after: int, known: 
         if isinstance(fate, Refusal):
             page.append(Entry(report.id, sequence, None, fate.reason))
         else:
-            page.append(Entry(report.id, sequence, fate.step, records=fate.records))
+            page.append(_entry(recipe, report, sequence, fate))
     return page
 
 
-def stale(waiting: Sequence[Queued], head_step: int, max_staleness: int) -> list[tuple[str, str]]:
-    """The waiting samples that are too old for the head, as rows of (report_id, reason) for `jobs.drop`."""
+def _entry(recipe: Recipe, report: Report, sequence: int, sample: Sample) -> Entry:
+    if not isinstance(recipe, Grouping):
+        return Entry(report.id, sequence, sample.step, records=sample.records)
+    group = recipe.group(sample)
+    return Entry(
+        report.id, sequence, sample.step, records=sample.records, group=group.key, size=group.size, member=group.member
+    )
+
+
+def lag(chain: Sequence[Release], step: int, head_step: int) -> int:
+    """Releases after `step` up to `head_step` that changed what is served; `chain` is newest first.
+
+    A promotion of the same content or a rollback to it is a release, but its weights are those that made the sample.
+    """
+    published = sorted((release for release in chain if not release.pending), key=lambda release: release.step)
+    return sum(
+        later.content_id != earlier.content_id for earlier, later in pairwise(published) if step < later.step <= head_step
+    )
+
+
+def stale(
+    waiting: Sequence[Queued], head_step: int, max_staleness: int, chain: Sequence[Release] | None = None
+) -> list[tuple[str, str]]:
+    """The waiting samples that are too old for the head, as rows of (report_id, reason) for `jobs.drop`.
+
+    Without a `chain` every release counts. The rest of a stale sample's group goes with it, under a reason of its own.
+    """
+    rows: list[tuple[str, str]] = []
+    broken: set[str] = set()
+    for item in waiting:
+        age = head_step - item.step
+        if age > max_staleness and chain is not None:
+            age = lag(chain, item.step, head_step)
+        if age > max_staleness:
+            rows.append((item.report_id, f"stale: {age} releases old, {max_staleness} allowed"))
+            broken.add(item.group)
+    gone = {report_id for report_id, _ in rows}
+    rest = (item for item in waiting if item.group and item.group in broken and item.report_id not in gone)
+    return rows + [(item.report_id, "group_broken: another member is stale") for item in rest]
+
+
+def groups(waiting: Sequence[Queued]) -> list[list[Queued]]:
+    """The waiting samples by group, in the order of the groups' first members; a sample without a group is its own."""
+    found: dict[str, list[Queued]] = defaultdict(list)
+    for item in waiting:
+        found[f"group {item.group}" if item.group else f"alone {item.report_id}"].append(item)
+    return list(found.values())
+
+
+def choose(waiting: Sequence[Queued], batch_size: int, *, short: bool = False) -> list[Queued]:
+    """The oldest whole groups that fill a batch, empty when they do not; `short` takes what there is of whole groups."""
+    chosen: list[Queued] = []
+    for group in groups(waiting):
+        if len(group) >= group[0].size and len(chosen) < batch_size:
+            chosen += group
+    return chosen if short or len(chosen) >= batch_size else []
+
+
+def timed_out(waiting: Sequence[Queued], now: float, patience_s: float) -> list[tuple[str, str]]:
+    """Rows for `jobs.drop` of groups whose last member came more than `patience_s` ago and that are still incomplete."""
     return [
-        (item.report_id, f"stale: {head_step - item.step} releases old, {max_staleness} allowed")
-        for item in waiting
-        if head_step - item.step > max_staleness
+        (item.report_id, f"group_timeout: {len(group)} of {group[0].size} after {patience_s:g} s")
+        for group in groups(waiting)
+        if len(group) < group[0].size and now - max(item.at for item in group) > patience_s
+        for item in group
     ]
 
 

@@ -6,12 +6,29 @@ subprocess (`reef_cli.trainer.program.Program`), or, for harness recipes, `propo
 
 Settings are a frozen dataclass; its fields, defaults, types and docstring lines are the user documentation and are checked
 against serve.yaml (unknown keys are errors with a suggestion).
+
+Beside `Recipe` there are three abilities; a recipe has one by having its method:
+
+- `Grouping`: samples that train together or not at all. `group(sample)` names the group and how many complete it. A batch
+  takes whole groups, oldest first, until it holds `batch_size` samples; incomplete ones wait `group_timeout_s` after their
+  last member. A grid of one step is one group: `Group(f"step {s}", groups * rollouts, f"{group}/{rollout}")`, with
+  `batch_size` equal to its size and `max_staleness` 0; the inner group stays in the sample's `extras` for the program.
+- `Assembling`: what a sample needs of the others of its batch, or of the chat template. `assemble(samples, tools)` runs when a
+  job begins and returns the samples with more `extras` (teacher contexts under the names of `Extras`).
+- `Deriving`: reports the recipe makes itself from the stream of inferences (judge votes, hints). `observer(scenario, tools)`
+  gives an `Observer`; it stores reports with `tools.report` under `derived_id`, and `admit` then sees them as any other.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from reef_cli.core.clock import Clock, SystemClock
+from reef_cli.core.errors import ConfigError
+from reef_cli.core.ids import RecordId
+from reef_cli.core.ports import Answering, ChatTemplate
 from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
 
 
@@ -30,6 +47,60 @@ class ProgramSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Acquisition(StrEnum):
+    """How experience comes about: sought in order to learn, or arising from work that is done anyway."""
+
+    PROACTIVE = "proactive"
+    REACTIVE = "reactive"
+
+
+class Target(StrEnum):
+    """What evolves."""
+
+    MODEL = "model"
+    HARNESS = "harness"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What is learned from: its form (a score, text, a demonstration) and who gives it."""
+
+    form: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.form}, from {self.source}"
+
+
+class Extras:
+    """Names of the shared entries of `Sample.extras`. A recipe may add its own beside them."""
+
+    GROUP = "group"
+    """Key of the comparison set that group advantages are computed in."""
+
+    MESSAGES = "messages"
+    """The conversation the answer belongs to, as chat messages."""
+
+    ANSWER = "answer"
+    """The answer's text."""
+
+    WEIGHT = "weight"
+    """Share with which the sample's tokens count in the loss; absent is 1, 0 trains nothing."""
+
+    TEACHER_PROMPT_IDS = "teacher_prompt_ids"
+    """Token ids a teacher reads instead of the prompt, before the same answer tokens."""
+
+    TEACHER_LOGPROBS = "teacher_logprobs"
+    """An outside teacher's log-probs, one per output token."""
+
+    TEACHER_TOP_IDS = "teacher_top_ids"
+    """An outside teacher's K likeliest ids, one list per output token."""
+
+    TEACHER_TOP_LOGPROBS = "teacher_top_logprobs"
+    """Their log-probs, in the same shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeSettings:
     """Settings every recipe has. Recipes extend this dataclass."""
@@ -44,6 +115,25 @@ class RecipeSettings:
     """Rolling cadence: full evaluation after this many published steps (and at the end)."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSettings(RecipeSettings):
+    """Settings of recipes that compare answers to one task with each other."""
+
+    group_size: int = 4
+    """Answers per group; a report names its group in `metadata.group` and its place in it in `metadata.rollout`."""
+
+    group_timeout_s: float = 600.0
+    """A group that is incomplete this long after its last member is dropped, by name."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or self.batch_size % self.group_size:
+            raise ConfigError(
+                f"batch_size {self.batch_size} is no multiple of group_size {self.group_size}",
+                why="a batch takes whole groups",
+                hint=f"batch_size: {max(1, self.batch_size // max(1, self.group_size)) * max(1, self.group_size)}",
+            )
+
+
 class Recipe(Protocol):
     """One learning method, instantiated once per deployment with its checked settings."""
 
@@ -51,6 +141,9 @@ class Recipe(Protocol):
     title: ClassVar[str]
     surface: ClassVar[Surface]
     cadence: ClassVar[Cadence]
+    signal: ClassVar[Signal]
+    acquisition: ClassVar[Acquisition]
+    target: ClassVar[Target]
     settings_type: ClassVar[type[RecipeSettings]]
     settings: RecipeSettings
 
@@ -66,3 +159,97 @@ class Recipe(Protocol):
     def program(self) -> ProgramSpec:
         """The trainer half of a weights recipe."""
         ...
+
+
+# -- abilities -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`size` samples with this `key` make it complete. `member` tells them apart: a second report for one is refused."""
+
+    key: str
+    size: int
+    member: str = ""
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A recipe whose batches take whole groups."""
+
+    def group(self, sample: Sample) -> Group: ...
+
+
+async def _nowhere(report: Report) -> bool:
+    raise NotImplementedError(report.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the deployment lends a recipe. `template` and `answering` are None where there is no local model."""
+
+    template: ChatTemplate | None = None
+    answering: Answering | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    report: Callable[[Report], Awaitable[bool]] = _nowhere
+    """Stores a derived report; False when its id was there already (the first one stands)."""
+
+
+@runtime_checkable
+class Assembling(Protocol):
+    """A recipe that completes samples with what the rest of the batch or the template says. Pure; may take a second."""
+
+    def assemble(self, samples: Sequence[Sample], tools: Tools) -> Sequence[Sample]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One stored exchange as an observer gets it, with its place in the stream and in its session.
+
+    `role` is `turn` for the agent's own turns, `retry` for a repeated request, and a name of side traffic otherwise.
+    """
+
+    sequence: int
+    record: Inference
+    session: str | None
+    parent: int | None
+    role: str | None
+
+
+class Observer(Protocol):
+    """Watches one scenario's exchanges in order. Calls never overlap and never hold up serving or training.
+
+    What takes long (a judge) belongs in tasks of the observer's own, ended by `close`. After a restart exchanges from `pending`
+    on are shown again, so reports need ids made of what they cite (`derived_id`).
+    """
+
+    async def observe(self, seen: Seen) -> None: ...
+
+    async def tick(self, now: float) -> None:
+        """Called about once a second, for time-outs."""
+        ...
+
+    def pending(self) -> int | None:
+        """Sequence of the oldest exchange that may still lead to a report; None when there is none."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Deriving(Protocol):
+    """A recipe that makes reports from what it observes."""
+
+    def observer(self, scenario: str, tools: Tools) -> Observer: ...
+
+
+def derived_id(recipe: str, references: Sequence[str]) -> RecordId:
+    """The id of the report a recipe derives about these receipts: the same every time, sorted beside the first of them."""
+    digest = hashlib.sha256("/".join((recipe, *references)).encode()).hexdigest()
+    stamp = references[0][:12] if references else ""
+    return RecordId(stamp + digest[: 32 - len(stamp)])
+
+
+def is_derived(recipe: str, report: Report) -> bool:
+    """Whether a report is one the recipe made itself, rather than a client's."""
+    return report.id == derived_id(recipe, report.references)

@@ -59,11 +59,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A sample waiting in the queue: which report, its place in the stream, and the chain step that produced it."""
+    """A sample waiting in the queue: which report, its place in the stream, the chain step that produced it, since when.
+
+    `group` is the key of the group it trains with and `size` how many complete that; an empty key means alone.
+    """
 
     report_id: RecordId
     sequence: int
     step: int
+    at: float = 0.0
+    group: str = ""
+    size: int = 1
 
 
 _COLUMNS = (
@@ -212,17 +218,42 @@ class Entry:
     step: int | None
     reason: str = ""
     records: tuple[RecordId, ...] = ()
+    group: str = ""
+    size: int = 1
+    member: str = ""
 
 
 def enqueue(connection: sqlite3.Connection, scenario: str, recipe: str, at: float, entries: Iterable[Entry]) -> None:
-    """Remember admitted and refused reports. A record that already belongs to a sample makes the later report refused."""
+    """Remember admitted and refused reports. A record, or a place in a group, that is taken makes the later report refused."""
     for entry in entries:
-        reason = entry.reason or _claim(connection, scenario, recipe, entry)
+        reason = entry.reason or _crowded(connection, scenario, recipe, entry) or _claim(connection, scenario, recipe, entry)
+        state = "refused" if reason else "queued"
         connection.execute(
-            "INSERT OR IGNORE INTO sample_state (recipe, report_id, scenario, sequence, state, reason, step, at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (recipe, entry.report_id, scenario, entry.sequence, "refused" if reason else "queued", reason, entry.step, at),
+            "INSERT OR IGNORE INTO sample_state"
+            " (recipe, report_id, scenario, sequence, state, reason, step, at, grp, grp_size, member)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(recipe, entry.report_id, scenario, entry.sequence, state, reason, entry.step, at),
+                *(entry.group, entry.size, entry.member),
+            ),
         )
+
+
+def _crowded(connection: sqlite3.Connection, scenario: str, recipe: str, entry: Entry) -> str:
+    """`member_taken` or `group_full` when the entry's group has no place for it, else empty."""
+    if not entry.group:
+        return ""
+    members = [
+        row[0]
+        for row in connection.execute(
+            "SELECT member FROM sample_state WHERE scenario = ? AND recipe = ? AND grp = ? AND report_id <> ?"
+            " AND state IN ('queued', 'reserved', 'consumed')",
+            (scenario, recipe, entry.group, entry.report_id),
+        )
+    ]
+    if entry.member and entry.member in members:
+        return "member_taken"
+    return "group_full" if len(members) >= entry.size else ""
 
 
 def _claim(connection: sqlite3.Connection, scenario: str, recipe: str, entry: Entry) -> str:
@@ -269,11 +300,26 @@ def drop(connection: sqlite3.Connection, recipe: str, at: float, rows: Sequence[
 def queued(connection: sqlite3.Connection, scenario: str, recipe: str, limit: int) -> list[Queued]:
     """The oldest waiting samples."""
     rows = connection.execute(
-        "SELECT report_id, sequence, step FROM sample_state WHERE scenario = ? AND recipe = ? AND state = 'queued'"
-        " ORDER BY sequence LIMIT ?",
+        "SELECT report_id, sequence, step, at, grp, grp_size FROM sample_state"
+        " WHERE scenario = ? AND recipe = ? AND state = 'queued' ORDER BY sequence LIMIT ?",
         (scenario, recipe, limit),
     )
-    return [Queued(RecordId(row[0]), row[1], row[2]) for row in rows]
+    return [Queued(RecordId(row[0]), *row[1:]) for row in rows]
+
+
+def observed(connection: sqlite3.Connection, scenario: str, recipe: str) -> int:
+    """The stream position up to which a recipe's observer needs nothing any more."""
+    row = connection.execute("SELECT sequence FROM observed WHERE recipe = ? AND scenario = ?", (recipe, scenario)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def set_observed(connection: sqlite3.Connection, scenario: str, recipe: str, sequence: int) -> None:
+    """Move that position."""
+    connection.execute(
+        "INSERT INTO observed (recipe, scenario, sequence) VALUES (?, ?, ?)"
+        " ON CONFLICT (recipe, scenario) DO UPDATE SET sequence = excluded.sequence",
+        (recipe, scenario, sequence),
+    )
 
 
 def reserved_reports(connection: sqlite3.Connection, job_id: str) -> list[RecordId]:

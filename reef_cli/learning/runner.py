@@ -8,7 +8,7 @@ itself tells whether a publication happened: a job's release id is fixed when it
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +31,8 @@ from reef_cli.core.types import (
 )
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.learning import batching, jobs
-from reef_cli.learning.contract import Recipe
+from reef_cli.learning.cadence import Policy, last_gated, steps_since_gate
+from reef_cli.learning.contract import Assembling, Recipe, Tools
 from reef_cli.learning.jobs import Job
 
 
@@ -47,19 +48,6 @@ class ReleaseStore(Protocol):
     def get(self, scenario: str, release_id: ReleaseId) -> Release: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How winners are released, and how much of the trainer's past is kept.
-
-    `keep_checkpoints` counts trainer states besides those of the head, the last gated release and held candidates.
-    """
-
-    cadence: Cadence
-    review: bool
-    gate_every: int
-    keep_checkpoints: int = 3
-
-
 @dataclass
 class Progress:
     """What the status page shows of a running job; lives in memory only."""
@@ -67,22 +55,6 @@ class Progress:
     phase: str = ""
     done: int = 0
     total: int = 0
-
-
-def last_gated(chain: list[Release]) -> Release:
-    """The newest release with the full evaluation behind it, else the creation release. `chain` is newest first."""
-    published = [release for release in chain if not release.pending]
-    return next((release for release in published if release.gated), published[-1])
-
-
-def steps_since_gate(chain: list[Release]) -> int:
-    """Training releases at the head of the chain that no full evaluation has judged yet."""
-    count = 0
-    for release in (release for release in chain if not release.pending):
-        if release.gated or release.operation is not Operation.TRAINING:
-            break
-        count += 1
-    return count
 
 
 class Runner:
@@ -100,7 +72,9 @@ class Runner:
         policy: Policy,
         workspace: Path,
         clock: Clock,
+        tools: Tools | None = None,
     ) -> None:
+        self._tools = tools or Tools()
         self._log = log
         self._releases = releases
         self._publishing = publishing
@@ -158,7 +132,7 @@ class Runner:
         return await self._advance(job, JobState.EVALUATING if gate_only else JobState.TRAINING)
 
     async def _train(self, job: Job) -> Job:
-        samples = await self._samples(job)
+        samples = await asyncio.to_thread(self._samples, job)
         base = self._releases.get(job.scenario, job.base_release_id)
         # A harness release serves the base model: what it holds are no weights.
         weights = base.kind != "harness"
@@ -317,18 +291,24 @@ class Runner:
             )
         )
 
-    async def _samples(self, job: Job) -> list[Sample]:
-        """The job's samples, rebuilt from their records."""
+    def _samples(self, job: Job) -> list[Sample]:
+        """The job's samples, rebuilt from their records and completed by the recipe.
+
+        Their `step` is moved so that its distance to the base counts changes of weights only, as staleness does.
+        """
         with self._log.read() as connection:
             ids = jobs.reserved_reports(connection, job.id)
         reports = [report for report in (self._log.get(job.scenario, id_) for id_ in ids) if isinstance(report, Report)]
-        known: dict[str, Release] = {release.release_id: release for release in self._releases.list(job.scenario)}
+        chain = self._releases.list(job.scenario)
+        known: dict[str, Release] = {release.release_id: release for release in chain}
         samples, lost = batching.rebuild(self._recipe, self._log, reports, known)
         if lost or not samples:
             raise TrainerError(
                 f"{len(lost)} of {len(ids)} samples can no longer be rebuilt.", why=", ".join(reason for _, reason in lost[:3])
             )
-        return samples
+        base = known[job.base_release_id].step
+        samples = [replace(sample, step=base - batching.lag(chain, sample.step, base)) for sample in samples]
+        return list(self._recipe.assemble(samples, self._tools)) if isinstance(self._recipe, Assembling) else samples
 
     def _note(self, job: Job, progress: TrainerProgress) -> None:
         self.progress[job.id] = Progress(progress.phase, progress.done, progress.total)

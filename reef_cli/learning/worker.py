@@ -7,6 +7,7 @@ loop, and nothing a client does waits for it.
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +19,19 @@ from reef_cli.core.ports import Publishing
 from reef_cli.core.types import Cadence, JobState, Operation, Release, Report
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.learning import batching, jobs
-from reef_cli.learning.contract import Recipe, Refusal
-from reef_cli.learning.jobs import Job
-from reef_cli.learning.runner import Progress, ReleaseStore, Runner, steps_since_gate
+from reef_cli.learning.cadence import steps_since_gate
+from reef_cli.learning.contract import Deriving, Recipe, Refusal, Tools
+from reef_cli.learning.jobs import Job, Queued
+from reef_cli.learning.observing import Observing
+from reef_cli.learning.runner import Progress, ReleaseStore, Runner
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """After a failed job a scenario waits, twice as long each time, so that a fault that stays does not burn the machine."""
+
+QUEUE_WINDOW = 1024
+"""Waiting samples looked at for a batch; incomplete groups beyond it must time out first."""
 
 IDLE_TICK_S = 1.0
 """How often the worker looks around when nothing wakes it."""
@@ -54,6 +60,7 @@ class LearningWorker:
         cadence: Cadence,
         settings: WorkerSettings,
         clock: Clock,
+        tools: Tools | None = None,
     ) -> None:
         self._log = log
         self._releases = releases
@@ -63,6 +70,7 @@ class LearningWorker:
         self._cadence = cadence
         self._settings = settings
         self._clock = clock
+        self._observing = Observing(log, recipe, tools or Tools()) if isinstance(recipe, Deriving) else None
         self._wake = asyncio.Event()
         self._stopping = False
         self._running: dict[str, asyncio.Task[Job]] = {}
@@ -80,6 +88,8 @@ class LearningWorker:
     def wake(self, scenario: str) -> None:
         self._last_sample.setdefault(scenario, self._clock.monotonic())
         self._wake.set()
+        if self._observing is not None:
+            self._observing.wake()
 
     def state(self, scenario: str) -> Mapping[str, Any]:
         """What the status page says of a scenario's learning; reads the ledger, never waits."""
@@ -154,6 +164,15 @@ class LearningWorker:
 
     async def run(self) -> None:
         """Until stopped: take turns. A failing pass is logged and tried again; it never ends the loop."""
+        watching = asyncio.create_task(self._observing.run(), name="observing") if self._observing else None
+        try:
+            await self._take_turns()
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _take_turns(self) -> None:
         while not self._stopping:
             self._wake.clear()
             try:
@@ -207,20 +226,31 @@ class LearningWorker:
     async def _next_job(self, scenario: str) -> Job | None:
         """Open a job when a batch (or an idle gate) is due."""
         head = self._head(scenario)
-        size, bound = self._recipe.settings.batch_size, self._recipe.settings.max_staleness
+        size = self._recipe.settings.batch_size
         with self._log.read() as connection:
-            waiting = jobs.queued(connection, scenario, self._recipe.name, max(size * 4, 64))
-        old = batching.stale(waiting, head.step, bound)
-        if old:
-            await self._log.write(lambda c: jobs.drop(c, self._recipe.name, self._clock.now(), old))
-            dropped = {report_id for report_id, _ in old}
-            waiting = [item for item in waiting if item.report_id not in dropped]
-        requested = scenario in self._requested and bool(waiting)
-        mode = self._log.scenarios.get(scenario).training_mode
-        if requested or (mode != "manual" and len(waiting) >= size):
+            waiting = jobs.queued(connection, scenario, self._recipe.name, max(size * 4, QUEUE_WINDOW))
+        waiting = await self._dropped(scenario, head, waiting)
+        requested = scenario in self._requested
+        manual = self._log.scenarios.get(scenario).training_mode == "manual"
+        chosen = batching.choose(waiting, size, short=requested)
+        if chosen and (requested or not manual):
             self._requested.discard(scenario)
-            return await self._open(scenario, head, [item.report_id for item in waiting[:size]], {})
+            return await self._open(scenario, head, [item.report_id for item in chosen], {})
         return await self._idle_gate(scenario, head)
+
+    async def _dropped(self, scenario: str, head: Release, waiting: list[Queued]) -> list[Queued]:
+        """Drop what is too old and groups that stay incomplete; returns what still waits."""
+        settings = self._recipe.settings
+        rows = batching.stale(waiting, head.step, settings.max_staleness)
+        if rows:
+            chain = await asyncio.to_thread(self._releases.list, scenario)
+            rows = batching.stale(waiting, head.step, settings.max_staleness, chain)
+        rows += batching.timed_out(waiting, self._clock.now(), getattr(settings, "group_timeout_s", math.inf))
+        if not rows:
+            return waiting
+        await self._log.write(lambda c: jobs.drop(c, self._recipe.name, self._clock.now(), rows))
+        gone = {report_id for report_id, _ in rows}
+        return [item for item in waiting if item.report_id not in gone]
 
     async def _idle_gate(self, scenario: str, head: Release) -> Job | None:
         """Rolling cadence: judge the steps since the last gate once the stream has gone quiet, once per head."""

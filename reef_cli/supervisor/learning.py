@@ -11,13 +11,15 @@ from reef_cli.config.schema import Settings, TrainerSettings
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import ConfigError, MissingDependency
 from reef_cli.core.ids import split_weight_version
-from reef_cli.core.ports import Answering, Publishing
+from reef_cli.core.ports import Answering, ChatTemplate, Publishing
 from reef_cli.core.types import Cadence, Surface
+from reef_cli.evaluation.asking import Bench
 from reef_cli.evaluation.gate import Gate
 from reef_cli.evaluation.suite import Suite
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.learning.contract import Recipe
-from reef_cli.learning.runner import Policy, Runner
+from reef_cli.learning.cadence import Policy
+from reef_cli.learning.contract import Recipe, Tools
+from reef_cli.learning.runner import Runner
 from reef_cli.learning.worker import LearningWorker, WorkerSettings
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.local import LocalEngine
@@ -33,9 +35,11 @@ class Parts:
     publishing: Publishing
     answering: Answering
     suite: Suite | None
+    bench: Bench
     trainer: TrainerHandle
     clock: Clock
     home: Home
+    template: ChatTemplate | None = None
 
 
 def pushes_whole_weights(settings: TrainerSettings) -> bool:
@@ -81,16 +85,20 @@ def make_worker(settings: Settings, recipe: Recipe, parts: Parts) -> LearningWor
     """The learning worker over its parts; `run` it as a task."""
     cadence = Cadence(settings.reef.cadence or recipe.cadence)
     review = settings.reef.publish == "review"
+    tools = Tools(parts.template, parts.answering, parts.clock, parts.log.report)
     runner = Runner(
         log=parts.log,
         releases=parts.releases,
         publishing=parts.publishing,
         training=parts.trainer,
-        evaluating=Gate(parts.answering, parts.suite, settings.evaluation, cadence=cadence, clock=parts.clock),
+        evaluating=Gate(
+            parts.answering, parts.suite, settings.evaluation, cadence=cadence, clock=parts.clock, bench=parts.bench
+        ),
         recipe=recipe,
         policy=Policy(cadence, review, recipe.settings.gate_every, settings.storage.keep_checkpoints),
         workspace=parts.home.checkpoints,
         clock=parts.clock,
+        tools=tools,
     )
     return LearningWorker(
         log=parts.log,
@@ -101,6 +109,7 @@ def make_worker(settings: Settings, recipe: Recipe, parts: Parts) -> LearningWor
         cadence=cadence,
         settings=WorkerSettings(),
         clock=parts.clock,
+        tools=tools,
     )
 
 

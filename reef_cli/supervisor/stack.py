@@ -231,6 +231,7 @@ class Stack:
             self.trainer,
             self.clock,
             self.home,
+            self.engine.chat,
         )
         self.tracking = Tracking(self.log, self.home.metrics, self.settings.telemetry.trackers)
         self._exits.callback(self.tracking.close)

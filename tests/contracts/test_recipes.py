@@ -14,7 +14,7 @@ from reef_cli.config.load import load
 from reef_cli.config.recipes import resolve_recipe
 from reef_cli.core.ids import RecordId, new_id
 from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface, TokenSpan, TokenTrace
-from reef_cli.learning.contract import ProgramSpec, RecipeSettings, Refusal
+from reef_cli.learning.contract import Acquisition, ProgramSpec, RecipeSettings, Refusal, Signal, Target
 
 ROOT = Path(__file__).parent.parent.parent / "recipes"
 PATHS = sorted(
@@ -64,6 +64,8 @@ class TestRecipe:
         recipe = resolve_recipe(path)
         assert recipe.name.isidentifier() and recipe.title and recipe.__doc__
         assert recipe.surface in set(Surface) and recipe.cadence in set(Cadence)
+        assert isinstance(recipe.signal, Signal) and recipe.signal.form and recipe.signal.source
+        assert isinstance(recipe.acquisition, Acquisition) and isinstance(recipe.target, Target)
 
     def test_settings_are_documented_and_frozen(self, path: str) -> None:
         settings = resolve_recipe(path).settings_type

@@ -20,6 +20,7 @@ BASE, NEXT = ReleaseId("r0-00000000"), ReleaseId("r1-00000001")
 def database() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:")
     jobs_schema.create(connection)
+    jobs_schema.add_groups(connection)
     return connection
 
 

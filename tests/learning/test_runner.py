@@ -8,7 +8,7 @@ import pytest
 
 from reef_cli.core.errors import HeadMoved
 from reef_cli.core.types import Cadence, Draft, JobState, Operation, Outcome, Release, Surface, Verdict
-from reef_cli.learning.runner import Policy
+from reef_cli.learning.cadence import Policy
 from tests.learning.world import SCENARIO, Adapters, World
 
 ROLLING = Policy(Cadence.ROLLING, review=False, gate_every=2)

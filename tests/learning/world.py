@@ -25,8 +25,9 @@ from reef_cli.core.types import (
     Verdict,
 )
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.learning.contract import ProgramSpec, RecipeSettings, Refusal
-from reef_cli.learning.runner import Policy, Runner
+from reef_cli.learning.cadence import Policy
+from reef_cli.learning.contract import ProgramSpec, RecipeSettings, Refusal, Tools
+from reef_cli.learning.runner import Runner
 from reef_cli.learning.worker import LearningWorker, WorkerSettings
 from reef_cli.releases.base import upstream_artifact
 from reef_cli.releases.service import ReleaseService
@@ -149,10 +150,20 @@ class Adapters:
 class World:
     """One home. `open` builds everything anew over what is on disk, as a restart does."""
 
-    def __init__(self, home: Path, *, batch_size: int = 2, policy: Policy | None = None, max_staleness: int = 4) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        batch_size: int = 2,
+        policy: Policy | None = None,
+        max_staleness: int = 4,
+        recipe: PlainRecipe | None = None,
+        tools: Tools | None = None,
+    ) -> None:
         self.home = home
         self.policy = policy or Policy(Cadence.GATED, review=False, gate_every=3)
-        self.recipe = PlainRecipe(RecipeSettings(batch_size=batch_size, max_staleness=max_staleness))
+        self.recipe = recipe or PlainRecipe(RecipeSettings(batch_size=batch_size, max_staleness=max_staleness))
+        self.tools = tools
         self.trainer = Trainer()
         self.judge = Judge()
         self.serving: Adapters | None = None
@@ -178,6 +189,7 @@ class World:
             policy=self.policy,
             workspace=self.home / "work",
             clock=clock,
+            tools=self.tools,
         )
         self.worker = LearningWorker(
             log=self.log,
@@ -188,6 +200,7 @@ class World:
             cadence=self.policy.cadence,
             settings=WorkerSettings(gate_idle_s=0.0),
             clock=clock,
+            tools=self.tools,
         )
         await self.log.scenarios.ensure(SCENARIO, "plain")
         await self.publisher.open(SCENARIO)
@@ -204,8 +217,20 @@ class World:
         release: Release | None = None,
         complete: bool = True,
         tags: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Report:
         """One answered and reported request, answered by `release` (default: the served one)."""
+        receipt = await self.answer(release, complete=complete, tags=tags)
+        report = Report(
+            RecordId(new_id()), SCENARIO, 2.0, (receipt,), score, None if score is not None else "no", metadata or {}
+        )
+        await self.log.report(report)
+        return report
+
+    async def answer(
+        self, release: Release | None = None, *, complete: bool = True, tags: Mapping[str, str] | None = None
+    ) -> RecordId:
+        """One answered request, not reported."""
         release = release or self.publisher.served(SCENARIO)
         version = "base" if release.kind == "base" else f"{SCENARIO}@{release.release_id}"
         receipt = RecordId(new_id())
@@ -228,11 +253,7 @@ class World:
                 tags=tags or {},
             )
         )
-        report = Report(
-            RecordId(new_id()), SCENARIO, 2.0, (receipt,), score=score, feedback=None if score is not None else "no"
-        )
-        await self.log.report(report)
-        return report
+        return receipt
 
     async def step(self) -> None:
         """One turn of the worker, and the job it opened to its end. The pause after a failed job is skipped."""
