@@ -60,6 +60,7 @@ class Operation(StrEnum):
     TRAINING = "training"
     PROMOTE = "promote"
     ROLLBACK = "rollback"
+    ROUTE = "route"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 `refs/reef/<scenario>/head` is the newest commit, its first parents are the chain; `refs/reef/<scenario>/held/<release_id>` are
 candidates that wait for a person. A promoted one becomes the second parent of its promotion, so that its evidence stays in the
-history. Manifests are cached by commit id and never expire; every read looks at the refs anew and so sees other processes.
+history. Routing policies have a chain and a head of their own, `refs/reef/<scenario>/routing/head`: a policy stands beside the
+release at the head, it does not replace it. Manifests are cached by commit id and never expire; every read looks at the refs
+anew and so sees other processes.
 """
 
 import threading
@@ -11,8 +13,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from reef_cli.core.errors import HeadMoved, InvalidScenario, ReleaseNotFound, StorageError
-from reef_cli.core.ids import ReleaseId, valid_scenario
-from reef_cli.core.types import Operation, Release
+from reef_cli.core.ids import valid_scenario
+from reef_cli.core.types import Operation, Release, Surface
 from reef_cli.releases.git import ZERO, Git, Link, RefMoved, RefUpdate, TreeEntry
 from reef_cli.releases.lock import Locks
 from reef_cli.releases.manifest import Entry, decode
@@ -24,11 +26,12 @@ ARCHIVE = "refs/reef-archive/"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A snapshot of one scenario: `entries` newest first, `held` by release id."""
+    """A snapshot of one chain: `entries` newest first, `held` by release id."""
 
     scenario: str
     entries: tuple[Entry, ...]
     held: Mapping[str, Entry]
+    surface: Surface = Surface.WEIGHTS
 
     @property
     def head(self) -> Release | None:
@@ -38,14 +41,22 @@ class Chain:
         """The release of that id in the chain, held ones left out."""
         return next((entry for entry in self.entries if entry.release.release_id == release_id), None)
 
+    def standing(self, release_id: str) -> Entry | None:
+        """What a routing policy means by an id: a release of the chain, a held one, or what a held one was promoted to."""
+        if (entry := self.find(release_id) or self.held.get(release_id)) is not None:
+            return entry
+        promoted = self.promotion_of(release_id)
+        return self.find(promoted.release_id) if promoted else None
+
     def promotion_of(self, release_id: str) -> Release | None:
         """The release by which a held one was promoted."""
         promoted = (e.release for e in self.entries if e.release.operation is Operation.PROMOTE)
         return next((release for release in promoted if release.source_release_id == release_id), None)
 
 
-def head_ref(scenario: str) -> str:
-    return f"{ROOT}{checked(scenario)}/head"
+def head_ref(scenario: str, surface: Surface = Surface.WEIGHTS) -> str:
+    """The ref of a chain's head. Weights and harness share the main chain."""
+    return f"{ROOT}{checked(scenario)}/{'routing/' if surface is Surface.ROUTING else ''}head"
 
 
 def held_ref(scenario: str, release_id: str) -> str:
@@ -73,12 +84,15 @@ class Chains:
     def scenarios(self) -> list[str]:
         """Scenarios that have a chain."""
         names = (ref.removeprefix(ROOT) for ref in self._git.refs(ROOT))
-        return sorted({name.partition("/")[0] for name in names if name.endswith("/head")})
+        return sorted({scenario for scenario, _, rest in (name.partition("/") for name in names) if rest == "head"})
 
-    def read(self, scenario: str) -> Chain:
+    def read(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Chain:
         """The chain as the refs say it is now; empty when the scenario has none."""
-        head = self._git.ref(head_ref(scenario))
-        entries = self._walk(scenario, head) if head else ()
+        ref = head_ref(scenario, surface)
+        head = self._git.ref(ref)
+        entries = self._walk(ref, head) if head else ()
+        if surface is Surface.ROUTING:
+            return Chain(scenario, entries, MappingProxyType({}), surface)
         refs = self._git.refs(f"{ROOT}{scenario}/held/")
         held = {entry.release.release_id: entry for entry in self.load(list(refs.values()))}
         # A crash between the two ref writes of a promotion leaves the held ref behind; the chain tells the truth.
@@ -92,14 +106,14 @@ class Chains:
             raise ReleaseNotFound(f"scenario {scenario!r} has no releases yet", hint="it gets its first with its first request")
         return chain
 
-    def head(self, scenario: str) -> Entry | None:
+    def head(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Entry | None:
         """Only the newest entry: one file read when the cache is warm."""
-        commit = self._git.ref(head_ref(scenario))
+        commit = self._git.ref(head_ref(scenario, surface))
         return self.load([commit])[0] if commit else None
 
-    def _walk(self, scenario: str, head: str) -> tuple[Entry, ...]:
+    def _walk(self, ref: str, head: str) -> tuple[Entry, ...]:
         with self._mutex:
-            known = self._chains.get(scenario)
+            known = self._chains.get(ref)
         if known is not None and known[0] == head:
             return known[1]
         links = self._git.first_parents(head, known[0] if known else None)
@@ -108,7 +122,7 @@ class Chains:
             links = self._git.first_parents(head)
         entries = (*self._load(links), *older)
         with self._mutex:
-            self._chains[scenario] = (head, entries)
+            self._chains[ref] = (head, entries)
         return entries
 
     def load(self, commits: Sequence[str]) -> list[Entry]:
@@ -154,21 +168,23 @@ class Chains:
     def appended(self, chain: Chain, entry: Entry) -> None:
         """Spare the next reader of this process a git call after an own append."""
         with self._mutex:
-            self._chains[chain.scenario] = (entry.release.commit, (entry, *chain.entries))
+            self._chains[head_ref(chain.scenario, chain.surface)] = (entry.release.commit, (entry, *chain.entries))
 
-    def move(self, scenario: str, updates: Sequence[RefUpdate], expected: ReleaseId | None) -> None:
+    def move(
+        self, scenario: str, updates: Sequence[RefUpdate], expected: str | None, surface: Surface = Surface.WEIGHTS
+    ) -> None:
         """Move refs, all or none; `HeadMoved` naming the present head when another publisher was first."""
         try:
             with self._locks.moving() as fd:
                 self._git.move(updates, fd)
         except RefMoved:
-            raise self.moved(scenario, expected) from None
+            raise self.moved(scenario, expected, surface) from None
 
-    def moved(self, scenario: str, expected: ReleaseId | None) -> HeadMoved:
-        entry = self.head(scenario)
+    def moved(self, scenario: str, expected: str | None, surface: Surface = Surface.WEIGHTS) -> HeadMoved:
+        entry = self.head(scenario, surface)
         now = entry.release.release_id if entry else None
         return HeadMoved(
-            f"head moved: {scenario} is now at {now}",
+            f"head moved: {'the routing of ' if surface is Surface.ROUTING else ''}{scenario} is now at {now}",
             why=f"expected {expected}",
             hint="look at what was released meanwhile, then try again",
             head=now,
@@ -184,5 +200,6 @@ class Chains:
         moves = [RefUpdate(target + name.removeprefix(f"{ROOT}{scenario}/"), oid, ZERO) for name, oid in refs.items()]
         self.move(scenario, [*moves, *(RefUpdate(name, ZERO, oid) for name, oid in refs.items())], None)
         with self._mutex:
-            self._chains.pop(scenario, None)
+            for surface in Surface:
+                self._chains.pop(head_ref(scenario, surface), None)
         return target.rstrip("/")

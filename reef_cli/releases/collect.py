@@ -1,8 +1,8 @@
 """Garbage collection: what nobody can need any more, and never a byte of anything restorable.
 
-Kept: every content of every chain (or what the keep policy names of it), every held candidate, every archived chain, and
-whatever was stored less than the grace period ago and is not published yet. Runs alone: writers hold the lock shared, the
-collector exclusively, so leftovers of dead processes may go as well.
+Kept: every content of every chain (or what the keep policy names of it), every held candidate, every archived chain, all
+routing policies with what the one in force names, and whatever was stored less than the grace period ago and is not published
+yet. Runs alone: writers hold the lock shared, the collector exclusively, so leftovers of dead processes may go as well.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reef_cli.core.clock import Clock
 from reef_cli.core.ids import ContentId
-from reef_cli.core.types import Operation, Release
+from reef_cli.core.types import Operation, Release, Surface
 from reef_cli.releases.chain import ARCHIVE, Chain, Chains
 from reef_cli.releases.contents import PREFIX, Contents
 from reef_cli.releases.git import ZERO, Git, RefUpdate
@@ -115,8 +115,10 @@ class Collector:
         wanted: set[ContentId] = set(self._archived())
         named: set[ContentId] = set()
         for chain in chains:
-            wanted |= kept_of(chain, keep)
-            named |= {entry.release.content_id for entry in (*chain.entries, *chain.held.values())}
+            policies = self._chains.read(chain.scenario, Surface.ROUTING)
+            routed = {entry.release.content_id for entry in policies.entries}
+            wanted |= kept_of(chain, keep) | routed | self._served_by(policies, chain)
+            named |= routed | {entry.release.content_id for entry in (*chain.entries, *chain.held.values())}
         stored = self._stored()
         now = self._clock.now()
         wanted |= {cid for cid, (_, at) in stored.items() if cid not in named and now - at < keep.grace_s}
@@ -130,6 +132,13 @@ class Collector:
         }
         plan.lost = self._lost(chains, plan.needed)
         return plan
+
+    def _served_by(self, policies: Chain, chain: Chain) -> set[ContentId]:
+        """Contents of the releases that the routing policy in force names."""
+        if policies.head is None:
+            return set()
+        names = self._contents.policy(policies.head.content_id).named
+        return {entry.release.content_id for name in names if (entry := chain.standing(name)) is not None}
 
     def _lost(self, chains: Sequence[Chain], needed: set[str]) -> list[tuple[str, str]]:
         return [

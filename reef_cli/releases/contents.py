@@ -29,6 +29,9 @@ from reef_cli.releases.artifact import Kind, SourceFile, about, as_kind, check_b
 from reef_cli.releases.git import Git, RefUpdate, TreeEntry
 from reef_cli.releases.lock import Locks
 from reef_cli.releases.objects import ObjectStore, Staged, fsync_folder, pointer
+from reef_cli.releases.routing import FILE as POLICY_FILE
+from reef_cli.releases.routing import Policy
+from reef_cli.releases.routing import read as read_policy
 
 PREFIX = "refs/reef-content/"
 # Files up to this size live in git itself; beyond it zlib, diffs and clones get slow for nothing.
@@ -244,6 +247,10 @@ class Contents:
         if any(entry is None for entry in found):
             raise StorageError(f"content {content.content_id} misses a file in git", hint="run `reef release verify`")
         return [entry[1] for entry in found if entry is not None]
+
+    def policy(self, identifier: ContentId) -> Policy:
+        """The routing policy of that content."""
+        return read_policy(self.read_small(self.load(identifier), [POLICY_FILE])[0])
 
     def directory(self, identifier: ContentId) -> Path | None:
         """A read-only folder with the content's files, made on first use; None for a base model."""

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from reef_cli.core.errors import ConflictError, MissingDependency, StorageError, UnavailableError
 from reef_cli.core.ids import valid_scenario
+from reef_cli.core.types import Surface
 from reef_cli.releases.chain import ROOT, Chains, head_ref
 from reef_cli.releases.contents import Contents, storage_errors
 from reef_cli.releases.git import FSYNC, ZERO, Git, RefMoved, RefUpdate
@@ -81,7 +82,10 @@ class Remote:
         for name in names:
             if not valid_scenario(name):
                 raise StorageError(f"the remote names a chain {name!r}", why="that is no scenario name")
-            self._check_forward(name, incoming[f"{name}/head"])
+            for surface in (Surface.WEIGHTS, Surface.ROUTING):
+                ref = head_ref(name, surface)
+                if (theirs := incoming.get(ref.removeprefix(ROOT))) is not None:
+                    self._check_forward(name, ref, theirs)
         entries = self._entries(incoming)
         needed = dict.fromkeys(pair for entry in entries for pair in entry.large)
         moved = self._receive(remote, [(oid, size) for oid, size in needed if not self._objects.has(oid, size)])
@@ -91,8 +95,8 @@ class Remote:
             self._advance(name, incoming)
         return Transfer(remote, tuple(names), len(moved), sum(size for _, size in moved))
 
-    def _check_forward(self, scenario: str, theirs: str) -> None:
-        ours = self._git.ref(head_ref(scenario))
+    def _check_forward(self, scenario: str, ref: str, theirs: str) -> None:
+        ours = self._git.ref(ref)
         if ours and ours != theirs and not self._ancestor(ours, theirs) and not self._ancestor(theirs, ours):
             raise ConflictError(
                 f"the chain of {scenario} differs from the remote's",

@@ -6,7 +6,8 @@ not know who decided, nor what serves.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from reef_cli.core.errors import (
     ReleaseNotFound,
 )
 from reef_cli.core.ids import ContentId, ReleaseId, new_release_id, release_step
-from reef_cli.core.types import Artifact, Draft, Operation, Release
-from reef_cli.releases import base
+from reef_cli.core.types import Artifact, Draft, Operation, Release, Surface
+from reef_cli.releases import base, routing
 from reef_cli.releases.artifact import SURFACES, as_kind
 from reef_cli.releases.card import model_card
 from reef_cli.releases.chain import Chain, Chains, checked, head_ref, held_ref
@@ -35,6 +36,7 @@ from reef_cli.releases.lock import Locks
 from reef_cli.releases.manifest import Entry, encode
 from reef_cli.releases.objects import ObjectStore
 from reef_cli.releases.remote import Remote, Transfer
+from reef_cli.releases.routing import Policy
 from reef_cli.releases.verify import Problem, Verifier
 
 
@@ -92,13 +94,14 @@ class ReleaseService:
         """Scenarios that have a chain."""
         return self._chains.scenarios()
 
-    def head(self, scenario: str) -> Release | None:
-        entry = self._chains.head(scenario)
+    def head(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Release | None:
+        """The newest release of the main chain, or of the chain of routing policies."""
+        entry = self._chains.head(scenario, surface)
         return self._chains.view(entry) if entry else None
 
-    def list(self, scenario: str) -> list[Release]:
+    def list(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> list[Release]:
         """Newest first: held candidates (pending), then the chain. Empty when there is no chain."""
-        chain = self._chains.read(scenario)
+        chain = self._chains.read(scenario, surface)
         held = sorted(chain.held.values(), key=lambda entry: entry.release.recorded_at, reverse=True)
         known: dict[str, bool] = {}
         waiting = (self._chains.view(entry, pending=True, known=known) for entry in held)
@@ -111,7 +114,21 @@ class ReleaseService:
             return self._chains.view(entry)
         if (entry := chain.held.get(release_id)) is not None:
             return self._chains.view(entry, pending=True)
+        if (entry := self._chains.read(scenario, Surface.ROUTING).find(release_id)) is not None:
+            return self._chains.view(entry)
         raise _not_found(scenario, release_id)
+
+    def standing(self, scenario: str, release_id: str) -> Release:
+        """`get`, but a held release that was promoted since is what it was promoted to."""
+        chain = self._chains.read(scenario)
+        entry = chain.standing(release_id)
+        if entry is None:
+            raise _not_found(scenario, release_id)
+        return self._chains.view(entry, pending=release_id in chain.held)
+
+    def policy(self, release: Release | None) -> Policy:
+        """The routing policy a release of that surface holds; the empty one for None."""
+        return self._contents.policy(release.content_id) if release is not None else routing.EMPTY
 
     def diff(self, a: Release | ContentId, b: Release | ContentId) -> ReleaseDiff:
         """What changed from `a` to `b`, per file."""
@@ -138,6 +155,8 @@ class ReleaseService:
 
     def publish(self, scenario: str, draft: Draft, expected_head: ReleaseId | None) -> Release:
         """Append a release. `HeadMoved` when the head is another than expected; None expects the present one."""
+        if draft.surface is Surface.ROUTING:
+            raise InvalidRequest("a routing policy has a chain of its own", hint="release it with route()")
         chain = self._chains.require(scenario)
         head = self._expect(chain, expected_head)
         self._check_id(chain, draft.release_id)
@@ -154,10 +173,40 @@ class ReleaseService:
             self._chains.move(scenario, [RefUpdate(ref, entry.release.commit, ZERO)], expected_head)
         return self._chains.view(entry, pending=True)
 
-    def promote(
-        self, scenario: str, release_id: ReleaseId, expected_head: ReleaseId | None = None, author: str = "user"
+    def route(
+        self,
+        scenario: str,
+        policy: Policy,
+        expected_head: str | None = None,
+        author: str = "user",
+        operation: Operation = Operation.ROUTE,
+        evidence: Mapping[str, Any] | None = None,
     ) -> Release:
-        """Serve a held candidate: its content becomes a new release at the head. `NotPending`, `HeadMoved`."""
+        """Release a routing policy. `expected_head` is the policy's release that was seen, `routing.NO_POLICY` for none.
+
+        `ReleaseNotFound`, `NotRestorable` for what the policy names; the collector cannot take its bytes meanwhile.
+        """
+        self._chains.require(scenario)
+        chain = self._chains.read(scenario, Surface.ROUTING)
+        head = chain.head
+        if expected_head is not None and expected_head != (head.release_id if head else routing.NO_POLICY):
+            raise self._chains.moved(scenario, expected_head, Surface.ROUTING)
+        artifact = self._store_policy(policy)
+        draft = Draft(artifact.content_id, artifact.kind, Surface.ROUTING, operation, author, evidence or {})
+        return self._append(chain, draft, _Place(head), check=lambda: self._check_named(scenario, policy))
+
+    def promote(
+        self,
+        scenario: str,
+        release_id: ReleaseId,
+        expected_head: ReleaseId | None = None,
+        author: str = "user",
+        evidence: Mapping[str, Any] | None = None,
+    ) -> Release:
+        """Serve a held candidate: its content becomes a new release at the head. `NotPending`, `HeadMoved`.
+
+        The candidate's own evidence goes with it; `evidence` adds what the promotion rests on.
+        """
         chain = self._chains.require(scenario)
         held = chain.held.get(release_id)
         if held is None:
@@ -165,7 +214,7 @@ class ReleaseService:
         source = held.release
         draft = Draft(
             source.content_id, source.kind, source.surface, Operation.PROMOTE, author,
-            source.evidence, source.job_id, source.release_id, source.gated,
+            {**source.evidence, **(evidence or {})}, source.job_id, source.release_id, source.gated,
         )  # fmt: skip
         place = _Place(self._expect(chain, expected_head), (source.commit,))
         drop = RefUpdate(held_ref(scenario, release_id), ZERO, source.commit)
@@ -259,13 +308,32 @@ class ReleaseService:
             )
         return _not_found(chain.scenario, release_id)
 
-    def _append(self, chain: Chain, draft: Draft, place: _Place, *extra: RefUpdate) -> Release:
-        scenario = chain.scenario
+    def _store_policy(self, policy: Policy) -> Artifact:
+        with tempfile.TemporaryDirectory(prefix="reef-policy-") as folder:
+            (Path(folder) / routing.FILE).write_bytes(policy.text())
+            return self._contents.store(Path(folder), "routing")
+
+    def _check_named(self, scenario: str, policy: Policy) -> None:
+        """Every release a policy names is there with all its bytes. The caller holds the writing lock."""
+        chain = self._chains.read(scenario)
+        for name in sorted(policy.named):
+            entry = chain.standing(name)
+            if entry is None:
+                raise _not_found(scenario, name)
+            self._contents.require(entry.release.content_id)
+
+    def _append(
+        self, chain: Chain, draft: Draft, place: _Place, *extra: RefUpdate, check: Callable[[], None] | None = None
+    ) -> Release:
+        scenario, surface = chain.scenario, chain.surface
         expected = place.parent.release_id if place.parent else None
         with self._locks.writing(), storage_errors("publishing"):
+            if check is not None:
+                check()
             entry = self._commit(scenario, draft, place)
             old = place.parent.commit if place.parent else ZERO
-            self._chains.move(scenario, [RefUpdate(head_ref(scenario), entry.release.commit, old), *extra], expected)
+            head = RefUpdate(head_ref(scenario, surface), entry.release.commit, old)
+            self._chains.move(scenario, [head, *extra], expected, surface)
         self._chains.appended(chain, entry)
         return self._chains.view(entry)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reef_cli.core.errors import NotRestorable, ReefError
+from reef_cli.core.types import Surface
 from reef_cli.releases.artifact import content_id
 from reef_cli.releases.chain import Chain, Chains
 from reef_cli.releases.contents import Content, Contents
@@ -38,10 +39,15 @@ class Verifier:
         self._objects = objects
 
     def verify(self, scenario: str) -> list[Problem]:
+        """Problems of the scenario's chain, and of its routing policies where it has any."""
         try:
             chain = self._chains.require(scenario)
+            policies = self._chains.read(scenario, Surface.ROUTING)
         except GitError as error:
             return [Problem("git", error.message)]
+        return [*self._chain(chain), *(self._chain(policies) if policies.entries else ())]
+
+    def _chain(self, chain: Chain) -> list[Problem]:
         problems = [*self._fsck(chain), *self._links(chain)]
         seen: set[str] = set()
         for entry in (*chain.entries, *chain.held.values()):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -113,11 +112,11 @@ def test_rollback_keeps_history(service, contents, draft):
         service.rollback("s", ReleaseId("r9-00000000"))
 
 
-def test_rollback_goes_to_the_nearest_other_content_of_the_surface(service, contents, draft, tree):
+def test_rollback_goes_to_the_nearest_other_content_of_the_surface(service, contents, draft, adapter):
     r0 = service.create("s", contents[0])
     r1 = service.publish("s", draft(contents[1]), r0.release_id)
-    routing = service.store(tree({"routing.json": "{}"}), "routing")
-    service.publish("s", replace(draft(routing), surface=Surface.ROUTING), r1.release_id)
+    weights = service.store(adapter(), "lora")
+    service.publish("s", draft(weights), r1.release_id)
     again = service.publish("s", draft(contents[1]), None)
     assert service.rollback("s").content_id == r0.content_id
     assert again.step == 3
