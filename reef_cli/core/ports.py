@@ -78,10 +78,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a streamed answer; the last one carries the whole completion."""
+    """A piece of a streamed answer; the last one carries the whole completion.
+
+    `tokens` are those sampled since the piece before, each with its log-prob. Text may lag behind them, where a character or a
+    possible stop string is not whole yet.
+    """
 
     text: str
     completion: Completion | None = None
+    tokens: Sequence[tuple[int, float]] = ()
 
 
 class Generation(Protocol):

@@ -80,10 +80,10 @@ class EngineClient:
                 if gathered.finished:
                     break
                 if piece:
-                    yield Delta(piece)
+                    yield Delta(piece, tokens=gathered.untold())
             else:
                 raise EngineError("The engine ended a stream without a finish reason")
-        yield Delta(gathered.unsent(), gathered.completion())
+        yield Delta(gathered.unsent(), gathered.completion(), gathered.untold())
 
     @contextlib.asynccontextmanager
     async def _aborting(self, rid: str) -> AsyncIterator[None]:
@@ -311,6 +311,7 @@ class Gathered:
         self._logprobs: list[Any] = []
         self._text = ""
         self._sent = 0
+        self._told = 0
         self._meta: Mapping[str, Any] = {}
 
     @property
@@ -334,6 +335,11 @@ class Gathered:
         """Text not returned before."""
         piece, self._sent = self._text[self._sent :], max(self._sent, len(self._text))
         return piece
+
+    def untold(self) -> Sequence[tuple[int, float]]:
+        """Tokens not returned before, each with its log-prob."""
+        start, self._told = self._told, min(len(self._ids), len(self._logprobs))
+        return [(token, float(entry[0])) for token, entry in zip(self._ids[start:], self._logprobs[start:], strict=False)]
 
     def completion(self) -> Completion:
         reason = self._meta.get("finish_reason") or {}

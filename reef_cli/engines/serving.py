@@ -80,7 +80,7 @@ class LocalServing:
             )
             try:
                 async for delta in deltas:
-                    yield Delta(delta.text, _labelled(delta.completion, adapter)) if delta.completion else delta
+                    yield replace(delta, completion=_labelled(delta.completion, adapter)) if delta.completion else delta
             finally:
                 await deltas.aclose()  # type: ignore[attr-defined]
 

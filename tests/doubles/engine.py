@@ -105,10 +105,11 @@ class ScriptedServing:
         done = False
         try:
             await asyncio.sleep(self.delay)
+            logprobs = self._logprobs(len(ids))
             for at, token in enumerate(ids):
                 if self.error is not None and at >= self.error_after:
                     raise self.error
-                yield Delta(self.chat.decode([token]))
+                yield Delta(self.chat.decode([token]), tokens=((token, logprobs[at]),))
                 await asyncio.sleep(self.gap)
             done = True
             yield Delta("", self._completion(request, tuple(ids), finish))
@@ -119,8 +120,12 @@ class ScriptedServing:
     def _completion(self, request: GenerateRequest, ids: tuple[int, ...], finish: Any) -> Completion:
         version = self.version_of(request.release) if request.release else "base"
         spans = (TokenSpan(version, 0, len(ids)),) if ids else ()
-        logprobs = tuple(-0.25 * (1 + at % 3) for at in range(len(ids)))
+        logprobs = self._logprobs(len(ids))
         return Completion(self.chat.decode(ids), ids, logprobs, finish, spans, len(request.input_ids), cached_tokens=2)
+
+    @staticmethod
+    def _logprobs(count: int) -> tuple[float, ...]:
+        return tuple(-0.25 * (1 + at % 3) for at in range(count))
 
     async def load(self, release: Release, directory: Path | None) -> None: ...
 

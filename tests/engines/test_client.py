@@ -36,6 +36,7 @@ async def test_a_stream_gives_the_same_completion_in_pieces(client: EngineClient
     assert "".join(delta.text for delta in deltas) == whole.text
     assert [delta.completion for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     last = deltas[-1].completion
+    assert [pair for delta in deltas for pair in delta.tokens] == list(zip(whole.output_ids, whole.logprobs, strict=True))
     assert last is not None and (last.output_ids, last.logprobs, last.spans) == (whole.output_ids, whole.logprobs, whole.spans)
 
 

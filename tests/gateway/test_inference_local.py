@@ -212,8 +212,38 @@ async def test_logprobs_come_in_the_chat_shape(tmp_path: Path) -> None:
         content = orjson.loads(raw)["choices"][0]["logprobs"]["content"]
         assert [(c["token"], c["logprob"]) for c in content] == [("a", -0.25), (" ", -0.5), ("b", -0.75)]
         _, _, raw = await post(made, PATHS["chat"], ask("chat", logprobs=True, stream=True))
-        scored = [c["choices"][0]["logprobs"] for c in payloads(raw)[:-1] if c["choices"] and c["choices"][0]["logprobs"]]
-        assert scored == [{"content": content, "refusal": None}]
+        choices = [c["choices"][0] for c in payloads(raw)[:-1] if c["choices"]]
+        told = [(c["delta"].get("content"), c["logprobs"]["content"]) for c in choices if c["logprobs"]]
+        assert [entry for _, entries in told for entry in entries] == content
+        assert all("".join(entry["token"] for entry in entries) == text for text, entries in told), (
+            "each chunk has its own tokens"
+        )
+
+
+async def test_logprobs_of_text_that_waited_ride_on_the_last_chunk(tmp_path: Path) -> None:
+    text = 'Look. <tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
+    more = {"logprobs": True, "n": 2, **with_tool("chat")}
+    async with local(tmp_path, text) as (made, engine):
+        engine.texts = [text, "plain words"]
+        _, _, raw = await post(made, PATHS["chat"], ask("chat", **more))
+        whole = [choice["logprobs"]["content"] for choice in orjson.loads(raw)["choices"]]
+        _, _, raw = await post(made, PATHS["chat"], ask("chat", stream=True, **more))
+        told: list[list[Any]] = [[], []]
+        for chunk in payloads(raw)[:-1]:
+            for choice in chunk["choices"]:
+                told[choice["index"]] += (choice["logprobs"] or {}).get("content", [])
+        assert told == whole
+
+
+async def test_logprobs_of_streamed_raw_completions_keep_their_offsets(tmp_path: Path) -> None:
+    async with local(tmp_path, "once upon a time") as (made, _):
+        body = {"model": "m", "prompt": "tell", "logprobs": 1}
+        whole = orjson.loads((await post(made, "/v1/completions", body))[2])["choices"][0]["logprobs"]
+        _, _, raw = await post(made, "/v1/completions", {**body, "stream": True})
+        parts = [c["choices"][0]["logprobs"] for c in payloads(raw)[:-1] if c["choices"] and c["choices"][0]["logprobs"]]
+        assert len(parts) > 1
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            assert [value for part in parts for value in part[name]] == whole[name]
 
 
 @pytest.mark.parametrize(

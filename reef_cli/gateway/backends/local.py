@@ -24,7 +24,7 @@ from reef_cli.gateway.backends.plan import Plan
 from reef_cli.gateway.call import Call
 from reef_cli.gateway.delivery import deliver, whole
 from reef_cli.gateway.dialects import messages
-from reef_cli.gateway.dialects.canonical import Answered, Piece
+from reef_cli.gateway.dialects.canonical import Answered, Piece, TokenScore
 from reef_cli.gateway.outgoing import EventStream, json_answer
 from reef_cli.gateway.recording import Outcome, record
 
@@ -103,6 +103,9 @@ class LocalBackend:
     def live(self, plan: Plan, choice: int) -> LiveText:
         return planning.live(plan, self._chat, choice)
 
+    def scored(self, tokens: Sequence[tuple[int, float]]) -> list[TokenScore]:
+        return planning.scored(self._chat, tokens)
+
     def overflow(self, plan: Plan, error: ContextOverflow) -> ContextOverflow:
         return planning.reworded(error, plan, self._context_length)
 
@@ -153,6 +156,7 @@ class _Streaming:
     plan: Plan
     completions: dict[int, Completion] = field(default_factory=dict)
     lives: dict[int, LiveText] = field(default_factory=dict)
+    unscored: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     first_s: float | None = None
 
     async def run(self) -> web.StreamResponse:
@@ -195,7 +199,10 @@ class _Streaming:
 
     async def _delta(self, choice: int, delta: Delta) -> None:
         if delta.text:
-            await self.stream.send(b"".join(self.encoder.push(piece) for piece in self._pieces(choice, delta.text)))
+            pieces = self._pieces(choice, delta.text)
+            if self.plan.request.options.logprobs:
+                pieces = self._scored(choice, delta, pieces)
+            await self.stream.send(b"".join(self.encoder.push(piece) for piece in pieces))
         if delta.completion is not None:
             self.completions[choice] = delta.completion
 
@@ -206,6 +213,15 @@ class _Streaming:
         if live is None:
             live = self.lives[choice] = self.backend.live(self.plan, choice)
         return live.feed(text)
+
+    def _scored(self, choice: int, delta: Delta, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """The pieces with the tokens so far on the last of them; they wait while no piece is certain."""
+        waiting = self.unscored.setdefault(choice, [])
+        waiting.extend(delta.tokens)
+        if not pieces:
+            return pieces
+        self.unscored[choice] = []
+        return [*pieces[:-1], pieces[-1]._replace(scores=self.backend.scored(waiting))]
 
     async def _finish(self) -> None:
         completions = [self.completions[choice] for choice in sorted(self.completions)]

@@ -4,7 +4,7 @@ Pure, but for the model's template. What a local engine cannot do is refused by 
 trimmed to it, since agents ask for 32000 tokens of any model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,7 +125,8 @@ def answered(plan: Plan, chat: ChatTemplate, completion: Completion, receipt: st
     request = plan.request
     usage = Usage(completion.prompt_tokens, len(completion.output_ids), completion.cached_tokens)
     matched = completion.matched if isinstance(completion.matched, str) else None
-    scores = _scores(chat, completion) if request.options.logprobs else None
+    pairs = zip(completion.output_ids, completion.logprobs, strict=True)
+    scores = scored(chat, pairs) if request.options.logprobs else None
     if request.prompt is not None:
         text = (request.prompt if request.echo and isinstance(request.prompt, str) else "") + completion.text
         return Answered(text, completion.finish, matched=matched, usage=usage, scores=scores)
@@ -142,9 +143,9 @@ def answered(plan: Plan, chat: ChatTemplate, completion: Completion, receipt: st
     return Answered(parsed.content, finish, calls, parsed.reasoning, matched=matched, usage=usage, scores=scores)
 
 
-def _scores(chat: ChatTemplate, completion: Completion) -> list[TokenScore]:
-    tokens = [chat.decode([token], skip_special_tokens=False) for token in completion.output_ids]
-    return [TokenScore(token, logprob) for token, logprob in zip(tokens, completion.logprobs, strict=False)]
+def scored(chat: ChatTemplate, tokens: Iterable[tuple[int, float]]) -> list[TokenScore]:
+    """Tokens and log-probs as the dialects show them."""
+    return [TokenScore(chat.decode([token], skip_special_tokens=False), logprob) for token, logprob in tokens]
 
 
 def trace(plan: Plan, completion: Completion) -> TokenTrace:

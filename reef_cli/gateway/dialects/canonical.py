@@ -124,7 +124,8 @@ class Piece(NamedTuple):
 
     `text` and `reasoning` append to the text of that kind; `signature` signs the reasoning so far; `redacted` is one opaque
     reasoning block; `call` opens tool call `number` with its id and name; `arguments` appends to that call's JSON text.
-    `choice` tells the answers of one request apart where several were asked for.
+    `choice` tells the answers of one request apart where several were asked for. `scores` are the tokens sampled since the
+    piece before, where the client asked for their log-probs.
     """
 
     kind: Literal["text", "reasoning", "signature", "redacted", "call", "arguments"]
@@ -133,6 +134,7 @@ class Piece(NamedTuple):
     id: str = ""
     name: str = ""
     choice: int = 0
+    scores: "Sequence[TokenScore]" = ()
 
 
 def pieces_of(answer: Answered, choice: int = 0) -> list[Piece]:

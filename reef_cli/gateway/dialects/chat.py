@@ -2,9 +2,10 @@
 
 The canonical form is this dialect's own, so reading is mostly checking. A stream is: one chunk with the role, chunks with
 deltas, one chunk per choice with its `finish_reason`, the usage chunk where asked for, the receipt's chunk with empty
-`choices`, `[DONE]`. Log-probs of a streamed answer ride on the chunk with its `finish_reason`.
+`choices`, `[DONE]`. Log-probs ride on the chunks of the text they belong to; those of text that waited, on the last chunk.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,6 +149,11 @@ def scores_body(scores: Sequence[TokenScore] | None) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
+def untold(answer: Answered, told: int) -> Sequence[TokenScore] | None:
+    """The log-probs a stream has not brought yet; None when there are none."""
+    return answer.scores[told:] or None if answer.scores is not None else None
+
+
 def total(answers: Sequence[Answered]) -> Usage:
     """Usage of all choices of one request: the prompt counts once."""
     first = answers[0].usage
@@ -190,6 +196,7 @@ class ChatEncoder:
         self._envelope = envelope
         self._include_usage = request.include_usage
         self._choices = request.options.n
+        self._told: Counter[int] = Counter()
         self._head = {
             "id": envelope.id,
             "object": "chat.completion.chunk",
@@ -221,14 +228,17 @@ class ChatEncoder:
                 delta = {"tool_calls": [{"index": piece.number, "id": piece.id, "type": "function", "function": function}]}
             case "arguments":
                 delta = {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
-        return self._delta(piece.choice, delta)
+        if not piece.scores:
+            return self._delta(piece.choice, delta)
+        self._told[piece.choice] += len(piece.scores)
+        return self._delta(piece.choice, delta, logprobs=scores_body(piece.scores))
 
     def keepalive(self) -> bytes:
         return b": keep-alive\n\n"
 
     def finish(self, answers: Sequence[Answered]) -> bytes:
         out = [
-            self._delta(choice, {}, _finish(answer), logprobs=scores_body(answer.scores))
+            self._delta(choice, {}, _finish(answer), logprobs=scores_body(untold(answer, self._told[choice])))
             for choice, answer in enumerate(answers)
         ]
         usage = usage_body(total(answers)) if self._include_usage else None

@@ -4,6 +4,7 @@ Several prompts in one request are refused (one record is one exchange). `logpro
 arrays of tokens, log-probs and text offsets, without alternatives.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,10 +65,11 @@ def _prompt(prompt: Any) -> str | list[int]:
     raise InvalidRequest("`prompt` must be a string or an array of token ids.", param="prompt")
 
 
-def _scores(scores: Sequence[TokenScore] | None) -> dict[str, Any] | None:
+def _scores(scores: Sequence[TokenScore] | None, edge: int = 0) -> dict[str, Any] | None:
+    """Parallel arrays; `edge` is the length of the text before these tokens."""
     if scores is None:
         return None
-    offsets, edge = [], 0
+    offsets = []
     for score in scores:
         offsets.append(edge)
         edge += len(score.token)
@@ -79,8 +81,10 @@ def _scores(scores: Sequence[TokenScore] | None) -> dict[str, Any] | None:
     }
 
 
-def _choice(index: int, text: str, finish: str | None, scores: Sequence[TokenScore] | None = None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": _scores(scores), "finish_reason": finish}
+def _choice(
+    index: int, text: str, finish: str | None, scores: Sequence[TokenScore] | None = None, edge: int = 0
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": _scores(scores, edge), "finish_reason": finish}
 
 
 def _finish(answer: Answered) -> str:
@@ -105,28 +109,35 @@ class CompletionsEncoder:
     def __init__(self, envelope: Envelope, request: ChatRequest) -> None:
         self._envelope = envelope
         self._include_usage = request.include_usage
+        self._told: Counter[int] = Counter()
+        self._edge: Counter[int] = Counter()
         self._head = {"id": envelope.id, "object": "text_completion", "created": envelope.created, "model": envelope.model}
 
     def begin(self) -> bytes:
         return b""
 
     def push(self, piece: Piece) -> bytes:
-        return data_frame({**self._head, "choices": [_choice(piece.choice, piece.text, None)]}) if piece.kind == "text" else b""
+        if piece.kind != "text":
+            return b""
+        choice = _choice(piece.choice, piece.text, None, piece.scores or None, self._edge[piece.choice])
+        self._told[piece.choice] += len(piece.scores)
+        self._edge[piece.choice] += sum(len(score.token) for score in piece.scores)
+        return data_frame({**self._head, "choices": [choice]})
 
     def keepalive(self) -> bytes:
         return b": keep-alive\n\n"
 
     def finish(self, answers: Sequence[Answered]) -> bytes:
-        out = [
-            data_frame({**self._head, "choices": [_choice(index, "", _finish(answer), answer.scores)]})
-            for index, answer in enumerate(answers)
-        ]
+        out = [data_frame({**self._head, "choices": [self._last(index, answer)]}) for index, answer in enumerate(answers)]
         usage = chat.usage_body(chat.total(answers)) if self._include_usage else None
         if usage is not None:
             out.append(data_frame({**self._head, "choices": [], "usage": usage}))
         if self._envelope.receipt is not None:
             out.append(chat.receipt_frame(self._head, self._envelope.receipt, usage, more=self._envelope.more))
         return b"".join((*out, chat.DONE))
+
+    def _last(self, index: int, answer: Answered) -> dict[str, Any]:
+        return _choice(index, "", _finish(answer), chat.untold(answer, self._told[index]), self._edge[index])
 
     def fail(self, error: ReefError) -> bytes:
         return stream_error("completions", error, self._envelope.request_id)
