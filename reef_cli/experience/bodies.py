@@ -7,8 +7,7 @@ from the database. Which payload serves as base is a matter of size only and nev
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reef_cli.core.types import Inference
 from reef_cli.experience.delta import MIN_SAVING, Delta, encode, resolve
@@ -29,8 +28,7 @@ _ANCESTORS = f"""
     ) SELECT {_SELECT} FROM payloads WHERE seq IN (SELECT seq FROM up)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(NamedTuple):
     """The three texts of an exchange, whole, and how many bases lie under its row."""
 
     body: bytes
@@ -39,8 +37,7 @@ class Texts:
     hops: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recent:
+class Recent(NamedTuple):
     """A lately written exchange: what the next turn of its conversation is compared with."""
 
     seq: int
@@ -142,8 +139,7 @@ class Reader:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """How a payload will be stored: against which base, and as which deltas of body, talk and ids, in how many bytes."""
 
     base: int | None
@@ -152,14 +148,16 @@ class Plan:
     cost: int
 
 
-def _against(payload: Payload, base: int | None, texts: Texts) -> Plan:
+def _against(payload: Payload, base: int, texts: Texts) -> Plan:
     body, talk, ids = encode(payload.body, texts.body), encode(payload.talk, texts.talk), encode(payload.ids, texts.ids)
     return Plan(base, texts.hops + 1, (body, talk, ids), len(body.data) + len(talk.data) + len(ids.data))
 
 
 def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:
     """The cheapest way to store a payload; the first candidate that shares half of it is taken without looking on."""
-    whole = _against(payload, None, Texts(b"", b"", b"", -1))
+    body, talk, ids = payload.body, payload.talk, payload.ids
+    alone = (Delta(0, 0, body, len(body)), Delta(0, 0, talk, len(talk)), Delta(0, 0, ids, len(ids)))
+    whole = Plan(None, 0, alone, len(body) + len(talk) + len(ids))
     best, least = whole, whole.cost - MIN_SAVING
     for seq, texts in candidates:
         if texts.hops >= MAX_HOPS:

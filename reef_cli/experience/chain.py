@@ -8,7 +8,7 @@ reminders, dates and paths in the system prompt), so replayed answers meet their
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -86,8 +86,8 @@ def _call(call: Any) -> list[Any]:
 
 
 def digest64(data: bytes) -> int:
-    """64 bits of BLAKE2b as a signed integer, the form SQLite indexes best."""
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
+    """64 bits of SHA-256 as a signed integer, the form SQLite indexes best."""
+    return int.from_bytes(sha256(data).digest()[:8], "little", signed=True)
 
 
 def follow(link: int, message: Message) -> int:

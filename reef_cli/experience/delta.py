@@ -6,15 +6,15 @@ parsed, so any bytes in any dialect come back exactly, whitespace, key order and
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 _STRIDE = 1 << 14
+_BLOCK = 512
 MIN_SAVING = 256
 """A delta must save this many bytes to be worth keeping its base alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """`base[:head] + data + base[len(base) - tail:]`, `size` bytes in all."""
 
     head: int
@@ -29,14 +29,12 @@ def common_prefix(a: bytes, b: bytes) -> int:
     low = 0
     while low < limit and a[low : low + _STRIDE] == b[low : low + _STRIDE]:
         low += _STRIDE
-    low, high = min(low, limit), min(low + _STRIDE, limit)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    while low < limit and a[low : low + _BLOCK] == b[low : low + _BLOCK]:
+        low += _BLOCK
+    if low >= limit:
+        return limit
+    size = min(_BLOCK, limit - low)
+    return low + size - _from_first_difference(a[low : low + size], b[low : low + size], "big")
 
 
 def common_suffix(a: bytes, b: bytes, limit: int) -> int:
@@ -44,14 +42,18 @@ def common_suffix(a: bytes, b: bytes, limit: int) -> int:
     low, end_a, end_b = 0, len(a), len(b)
     while low < limit and a[max(end_a - low - _STRIDE, 0) : end_a - low] == b[max(end_b - low - _STRIDE, 0) : end_b - low]:
         low += _STRIDE
-    low, high = min(low, limit), min(low + _STRIDE, limit)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[end_a - middle : end_a - low] == b[end_b - middle : end_b - low]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    while low < limit and a[max(end_a - low - _BLOCK, 0) : end_a - low] == b[max(end_b - low - _BLOCK, 0) : end_b - low]:
+        low += _BLOCK
+    if low >= limit:
+        return limit
+    size = min(_BLOCK, limit - low)
+    mine, theirs = a[end_a - low - size : end_a - low], b[end_b - low - size : end_b - low]
+    return low + size - _from_first_difference(mine, theirs, "little")
+
+
+def _from_first_difference(a: bytes, b: bytes, order: Literal["big", "little"]) -> int:
+    """How many of the (equally many) bytes come from the first that differs on; as numbers, since one XOR compares them all."""
+    return ((int.from_bytes(a, order) ^ int.from_bytes(b, order)).bit_length() + 7) // 8
 
 
 def encode(text: bytes, base: bytes) -> Delta:

@@ -7,7 +7,7 @@ what can fail after that is the disk, which rolls back the whole batch. Memory h
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from reef_cli.core.errors import ContentConflict
 from reef_cli.core.types import Inference
@@ -39,8 +39,7 @@ _SESSION_AGAIN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(NamedTuple):
     """What the row of an exchange says besides its own fields."""
 
     tools: bool
@@ -130,7 +129,7 @@ class Ingest:
         tip = self._recall.get(self._tips.get(opening))
         chain = links(record.messages, scenario.row, tip.messages if tip else (), tip.links if tip else ())
         place = self.placing.place(scenario.row, record, chain, payload.body_hash)
-        facts = _facts(record, place, chain)
+        facts = _facts(record, payload, place, chain)
         template = (scenario.row, record.dialect)
         stored = bodies.plan(payload, self._bases(place, tip, template))
 
@@ -189,9 +188,9 @@ class Ingest:
         return row
 
 
-def _facts(record: Inference, place: Place, chain: Sequence[int]) -> _Facts:
+def _facts(record: Inference, payload: Payload, place: Place, chain: Sequence[int]) -> _Facts:
     """Everything about an exchange that its row says and that could fail to be worked out."""
-    tools = has_tools(record.request)
+    tools = has_tools(record.request, payload.span)
     role = classify(record.messages, tools=tools, session_tools=place.session.tools, tags=record.tags)
     link = chain[-1] if chain else None
     prompt, output, trainable = _token_counts(record)

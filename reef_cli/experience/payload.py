@@ -8,8 +8,8 @@ import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -20,11 +20,14 @@ from reef_cli.experience.codec import digest, dumps, sorted_json
 
 _MESSAGES = re.compile(rb'"messages"\s*:\s*')
 _COPIED = ("dialect", "model", "finish", "release_id", "weight_version", "session", "error")
+_copied = attrgetter(*_COPIED)
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """Everything of an exchange but its id and time. `talk` is empty when `meta` says where in the body the messages are."""
+class Payload(NamedTuple):
+    """Everything of an exchange but its id and time. `talk` is empty when `meta` says where in the body the messages are.
+
+    `span` is where they begin and end in it, where that is known.
+    """
 
     meta: bytes
     body: bytes
@@ -34,6 +37,7 @@ class Payload:
     mask: bytes
     digest: bytes
     body_hash: int
+    span: tuple[int, int]
 
     @property
     def size(self) -> int:
@@ -42,10 +46,14 @@ class Payload:
 
 def encode(record: Inference) -> Payload:
     """The payload of a record. Raises `InvalidRequest` for what cannot be stored exactly."""
-    meta: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(record, name)) is not None}
-    for name in ("tags", "usage", "timings"):
-        if value := getattr(record, name):
-            meta[name] = value
+    copied = zip(_COPIED, _copied(record), strict=True)
+    meta: dict[str, Any] = {name: value for name, value in copied if value is not None}
+    if record.tags:
+        meta["tags"] = record.tags
+    if record.usage:
+        meta["usage"] = record.usage
+    if record.timings:
+        meta["timings"] = record.timings
     meta["response"] = record.response
     if record.raw_text is not None:
         same = record.response is not None and record.raw_text == record.response.get("content")
@@ -64,7 +72,8 @@ def encode(record: Inference) -> Payload:
     if place is not None:
         meta["messages"] = place
     body_hash = int.from_bytes(body_mark[-8:], "little", signed=True)
-    return Payload(dumps(meta), record.request, talk, ids, logprobs, mask, mark, body_hash)
+    span = (place[0], place[0] + place[1]) if isinstance(place, list) else (0, 0)
+    return Payload(dumps(meta), record.request, talk, ids, logprobs, mask, mark, body_hash, span)
 
 
 def _talk(record: Inference) -> tuple[bytes, list[int] | bool | None, bytes]:

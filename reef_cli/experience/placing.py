@@ -7,11 +7,10 @@ Each lookup is one index seek, and a turn of a running conversation needs one or
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from reef_cli.core.types import Inference
-from reef_cli.experience.chain import continuation_points, role_of
+from reef_cli.experience.chain import Message, continuation_points, role_of
 
 RETRY_S = 10.0
 """The same body in the same session within this time is a client trying again."""
@@ -21,8 +20,7 @@ _FOUND = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """A session as the writer knows it; `row` is None until its first record is written."""
 
     row: int | None
@@ -31,8 +29,7 @@ class Session:
     tools: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a record goes."""
 
     session: Session
@@ -40,8 +37,7 @@ class Place:
     retry_of: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     seq: int
     session_id: int
     created_at: float
@@ -87,13 +83,13 @@ class Placing:
         session = self.session(scenario, named) or Session(None, named, "tag", False)
         if session.row is None:
             return Place(session, None, None)
-        parent = self._continued(record, links, session.row)
+        parent = self._continued(record.messages, links, session.row)
         again = self._same(links, session.row)
         retry = again.seq if again is not None and _retried(again, record, body_hash) else None
         return Place(session, parent.seq if parent else None, retry)
 
     def _by_prefix(self, scenario: int, record: Inference, links: Sequence[int], body_hash: int) -> Place:
-        parent = self._continued(record, links, None)
+        parent = self._continued(record.messages, links, None)
         again = self._same(links, None)
         # Equal first requests of different users are no retries; an unanswered one that comes again is.
         if again is not None and (again.complete or not _retried(again, record, body_hash)):
@@ -104,9 +100,14 @@ class Placing:
             session = Session(None, record.id, "prefix", False)
         return Place(session, parent.seq if parent else None, again.seq if again else None)
 
-    def _continued(self, record: Inference, links: Sequence[int], session: int | None) -> _Found | None:
-        for count in continuation_points(record.messages):
-            answered = role_of(record.messages[count]) == "assistant"
+    def conversation(self, messages: Sequence[Message], links: Sequence[int]) -> str | None:
+        """The key of the unnamed session that a request with these messages continues; None when it begins one."""
+        parent = self._continued(messages, links, None)
+        return parent.key if parent is not None else None
+
+    def _continued(self, messages: Sequence[Message], links: Sequence[int], session: int | None) -> _Found | None:
+        for count in continuation_points(messages):
+            answered = role_of(messages[count]) == "assistant"
             found = self._find("next", links[count], session) if answered else None
             if found := found or self._find("chain", links[count - 1], session):
                 return found
@@ -132,4 +133,4 @@ def _retried(earlier: _Found, record: Inference, body_hash: int) -> bool:
 
 def with_tools(session: Session) -> Session:
     """The session once a request of it offered tools."""
-    return replace(session, tools=True)
+    return session._replace(tools=True)

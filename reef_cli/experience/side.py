@@ -29,9 +29,13 @@ _LEAD = 2000
 """Only this many leading characters name the purpose; agents quote all sorts of things further down."""
 
 
-def has_tools(body: bytes) -> bool:
-    """Whether a request offers tools. A byte scan is exact enough: quotes inside JSON strings are escaped."""
-    return (b'"tools"' in body or b'"functions"' in body) and _TOOLS.search(body) is not None
+def has_tools(body: bytes, messages: tuple[int, int] = (0, 0)) -> bool:
+    """Whether a request offers tools. A byte scan is exact enough: quotes inside JSON strings are escaped.
+
+    `messages` is where the conversation begins and ends: nearly all of a long body, and no place for tools.
+    """
+    before, after = body[: messages[0]], body[messages[1] :]
+    return _TOOLS.search(before) is not None or _TOOLS.search(after) is not None
 
 
 def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, session_tools: bool, tags: Mapping[str, str]) -> Role:
@@ -82,7 +86,9 @@ def summary_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def one_line(text: str, width: int = 160) -> str:
     """Text safe for a terminal: printable characters on one line."""
-    line = " ".join(text[: 4 * width].split())
+    line = text[: 4 * width].strip()
+    if "  " in line or not line.isprintable():  # every blank but the plain one is unprintable
+        line = " ".join(line.split())
     if not line.isprintable():
         line = "".join(character for character in line if character.isprintable())
     return line if len(line) <= width else line[: width - 1] + "…"
