@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "[2/3] PyTorch and build tools (the longest download)"
 	@$(PIP) install -q -c constraints.txt torch numpy setuptools wheel ninja hatchling editables
 	@echo "[3/3] Reef with its extras"
-	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[local,train,dev]'
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[local,train,discover,dev]'
 	@touch $@
 
 model: setup  ## fetch the default language model into the cache
