@@ -12,6 +12,7 @@ import orjson
 from reef_cli.core.errors import UnsupportedField, UpstreamError
 from reef_cli.gateway.dialects.assembly import Assembly
 from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Message, Piece, Usage
+from reef_cli.gateway.dialects.responses import call_name
 from reef_cli.gateway.sse import Event
 
 PATH = "/v1/responses"
@@ -145,7 +146,7 @@ def _whole(item: Mapping[str, Any], index: int) -> list[Piece]:
             return [Piece("reasoning", part.get("text") or "") for part in parts]
         case "function_call":
             call_id = item.get("call_id") or item.get("id") or ""
-            call = Piece("call", number=index, id=call_id, name=item.get("name") or "")
+            call = Piece("call", number=index, id=call_id, name=call_name(item))
             return [call, Piece("arguments", item.get("arguments") or "", number=index)]
     return []
 

@@ -52,7 +52,8 @@ class Options:
 class ChatRequest:
     """One request, whatever dialect it came in. `prompt` is set for raw completions only: text, or token ids.
 
-    `extra` are fields that have no canonical meaning and are not known to be harmless; who cannot pass them on refuses them.
+    `namespaces` maps a tool's name here to the namespace and name the client knows it by (responses only). `extra` are fields
+    that have no canonical meaning and are not known to be harmless; who cannot pass them on refuses them.
     """
 
     dialect: Dialect
@@ -64,6 +65,7 @@ class ChatRequest:
     include_usage: bool = False
     prompt: str | Sequence[int] | None = None
     echo: bool = False
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def refuse_extra(self, engine: str) -> None:

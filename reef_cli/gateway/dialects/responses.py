@@ -1,11 +1,14 @@
 """OpenAI responses, as Reef serves them: requests in, response objects and events out.
 
 Input items become chat messages: consecutive function calls and reasoning join the assistant message they belong to. Only
-function tools have a meaning outside the provider; others are left out. `previous_response_id` and item references need a
+function tools have a meaning outside the provider; others are left out. A namespace of function tools becomes tools named
+`NAMESPACE__NAME`, and calls of them go back in the client's own two words. `previous_response_id` and item references need a
 server that keeps conversations, so they are refused. A stream numbers its events; each item is added, filled, and sent whole
 in `response.output_item.done`; `response.completed` (or `.incomplete`) carries the whole response and the receipt.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from reef_cli.core.errors import InvalidRequest, UnsupportedField
@@ -44,11 +47,13 @@ def parse(body: Body) -> ChatRequest:
     if body.get("background"):
         raise UnsupportedField("`background` cannot be served.", param="background")
     reasoning = fields.mapping("reasoning") or {}
+    tools, namespaces = _tools(fields.objects("tools"))
     return ChatRequest(
         dialect="responses",
         model=fields.model(),
         messages=messages,
-        tools=[tool.canonical() for entry in fields.objects("tools") if (tool := _tool(entry)) is not None],
+        tools=[tool.canonical() for tool in tools],
+        namespaces=namespaces,
         options=Options(
             max_tokens=fields.integer("max_output_tokens", 1),
             temperature=fields.number("temperature"),
@@ -94,7 +99,7 @@ def _closed(turn: Message, kind: str) -> bool:
 def _extend(turn: Message, kind: str, item: Body, where: str) -> None:
     if kind == "function_call":
         call_id = str(item.get("call_id") or item.get("id") or "")
-        call = tool_call(call_id, str(item.get("name", "")), str(item.get("arguments") or "{}"))
+        call = tool_call(call_id, call_name(item), str(item.get("arguments") or "{}"))
         turn.setdefault("tool_calls", []).append(call)
     elif kind == "reasoning":
         parts = [*(item.get("summary") or []), *(item.get("content") or [])]
@@ -133,6 +138,32 @@ def _content(content: Any, where: str) -> Any:
         else:
             parts.append(dict(part))
     return compact(parts)
+
+
+def call_name(item: Body) -> str:
+    """The one name of the function a call item calls, its namespace included."""
+    name, namespace = str(item.get("name") or ""), item.get("namespace")
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def _tools(entries: Sequence[Body]) -> tuple[list[Tool], dict[str, tuple[str, str]]]:
+    """Function tools, those of namespaces under joined names, and what the joined names stand for."""
+    tools: list[Tool] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    for index, entry in enumerate(entries):
+        if entry.get("type") != "namespace":
+            found = _tool(entry)
+            tools += [found] if found is not None else []
+            continue
+        space, members = entry.get("name"), entry.get("tools")
+        if not isinstance(space, str) or not isinstance(members, list) or not all(isinstance(one, dict) for one in members):
+            raise InvalidRequest(f"The namespace `tools[{index}]` must have a `name` and an array of `tools`.", param="tools")
+        for tool in filter(None, map(_tool, members)):
+            joined = call_name({"namespace": space, "name": tool.name})
+            namespaces[joined] = (space, tool.name)
+            about = "\n\n".join(text for text in (entry.get("description"), tool.description) if isinstance(text, str) and text)
+            tools.append(replace(tool, name=joined, description=about or None))
+    return tools, namespaces
 
 
 def _tool(entry: Body) -> Tool | None:

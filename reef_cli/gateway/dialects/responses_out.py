@@ -55,12 +55,13 @@ def _reasoning_item(item_id: str, text: str) -> dict[str, Any]:
     return {"type": "reasoning", "id": item_id, "summary": [{"type": "summary_text", "text": text}]}
 
 
-def _call_item(item_id: str, call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    call = {"type": "function_call", "id": item_id, "call_id": call_id, "name": name, "arguments": arguments}
-    return call | {"status": "completed"}
+def _call_item(item_id: str, call_id: str, name: str, arguments: str, request: ChatRequest) -> dict[str, Any]:
+    space, own = request.namespaces.get(name, (None, name))
+    call = {"type": "function_call", "id": item_id, "call_id": call_id, "name": own, "arguments": arguments}
+    return call | ({"namespace": space} if space is not None else {}) | {"status": "completed"}
 
 
-def items_of(response_id: str, answer: Answered) -> list[dict[str, Any]]:
+def items_of(response_id: str, request: ChatRequest, answer: Answered) -> list[dict[str, Any]]:
     """The output items of a whole answer, in the order a stream writes them."""
     items: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -69,7 +70,8 @@ def items_of(response_id: str, answer: Answered) -> list[dict[str, Any]]:
         items.append(_text_item(f"msg_{response_id}_{len(items)}", answer.content or ""))
     for call in answer.tool_calls:
         function = call["function"]
-        items.append(_call_item(f"fc_{response_id}_{len(items)}", call["id"], function["name"], function["arguments"]))
+        item_id = f"fc_{response_id}_{len(items)}"
+        items.append(_call_item(item_id, call["id"], function["name"], function["arguments"], request))
     return items
 
 
@@ -83,7 +85,7 @@ def _ended(response: dict[str, Any], answer: Answered) -> dict[str, Any]:
 
 def encode(envelope: Envelope, request: ChatRequest, answers: Sequence[Answered]) -> dict[str, Any]:
     """A whole `response` object; the dialect knows one answer only."""
-    return _ended(_response(envelope, request, "completed", items_of(envelope.id, answers[0])), answers[0])
+    return _ended(_response(envelope, request, "completed", items_of(envelope.id, request, answers[0])), answers[0])
 
 
 class ResponsesEncoder:
@@ -149,7 +151,7 @@ class ResponsesEncoder:
                 item = {**_text_item(self._id, ""), "content": [], "status": "in_progress"}
                 part = ("response.content_part.added", {"type": "output_text", "text": "", "annotations": []})
             case _:
-                item = {**_call_item(self._id, piece.id, piece.name, ""), "status": "in_progress"}
+                item = {**_call_item(self._id, piece.id, piece.name, "", self._request), "status": "in_progress"}
                 return self._event("response.output_item.added", output_index=len(self._items), item=item)
         added = self._event("response.output_item.added", output_index=len(self._items), item=item)
         return added + self._event(part[0], **self._place(), part=part[1])
@@ -176,7 +178,7 @@ class ResponsesEncoder:
                 out = self._event("response.output_text.done", **self._place(), text=text)
                 out += self._event("response.content_part.done", **self._place(), part=item["content"][0])
             case _:
-                item = _call_item(self._id, self._open.id, self._open.name, text)
+                item = _call_item(self._id, self._open.id, self._open.name, text, self._request)
                 out = self._event("response.function_call_arguments.done", **self._place(), arguments=text)
         out += self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
