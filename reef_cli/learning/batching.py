@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from reef_cli.core.ids import RecordId, release_step, split_weight_version
-from reef_cli.core.types import Inference, Release, Report, Sample
+from reef_cli.core.types import Inference, Release, Report, Sample, Surface
+from reef_cli.learning import coupling
 from reef_cli.learning.contract import Grouping, Recipe, Refusal
 from reef_cli.learning.jobs import Entry, Queued
 
@@ -63,6 +64,8 @@ def admit(recipe: Recipe, stream: Stream, report: Report, known: Mapping[str, Re
     steps = versions_to_steps(report.scenario, records, known)
     if any(span.version not in steps for record in records if record.tokens for span in record.tokens.spans):
         return Refusal("foreign_weights")
+    if recipe.surface is Surface.WEIGHTS and (reason := coupling.fault(records, known)) is not None:
+        return Refusal(reason)
     return recipe.admit(report, records, steps)
 
 
@@ -128,9 +131,15 @@ def groups(waiting: Sequence[Queued]) -> list[list[Queued]]:
 
 
 def choose(waiting: Sequence[Queued], batch_size: int, *, short: bool = False) -> list[Queued]:
-    """The oldest whole groups that fill a batch, empty when they do not; `short` takes what there is of whole groups."""
+    """The oldest whole groups that fill a batch, empty when they do not; `short` takes what there is of whole groups.
+
+    A sample that wants a batch of its own (size 0) goes first.
+    """
     chosen: list[Queued] = []
-    for group in groups(waiting):
+    found = groups(waiting)
+    if (alone := next((group for group in found if group[0].size == 0), None)) is not None:
+        return alone
+    for group in found:
         if len(group) >= group[0].size and len(chosen) < batch_size:
             chosen += group
     return chosen if short or len(chosen) >= batch_size else []

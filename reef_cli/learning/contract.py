@@ -166,7 +166,10 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`size` samples with this `key` make it complete. `member` tells them apart: a second report for one is refused."""
+    """`size` samples with this `key` make it complete. `member` tells them apart: a second report for one is refused.
+
+    Size 0 is a sample that makes a batch of its own, at once and before all others.
+    """
 
     key: str
     size: int

@@ -253,7 +253,7 @@ def _crowded(connection: sqlite3.Connection, scenario: str, recipe: str, entry: 
     ]
     if entry.member and entry.member in members:
         return "member_taken"
-    return "group_full" if len(members) >= entry.size else ""
+    return "group_full" if len(members) >= max(entry.size, 1) else ""
 
 
 def _claim(connection: sqlite3.Connection, scenario: str, recipe: str, entry: Entry) -> str:

@@ -160,8 +160,9 @@ class Runner:
     async def _to_evaluation(self, job: Job) -> Job:
         base = self._releases.get(job.scenario, job.base_release_id)
         if job.content_id == base.content_id:
-            reason = "the policy was not updated"
-            return await self._log.write(lambda c: jobs.settle(c, job, self._clock.now(), outcome="unchanged", reason=reason))
+            metrics = job.detail.get("metrics", {})
+            outcome, reason = metrics.get("outcome", "unchanged"), metrics.get("reason") or "the policy was not updated"
+            return await self._log.write(lambda c: jobs.settle(c, job, self._clock.now(), outcome=outcome, reason=reason))
         return await self._advance(job, JobState.EVALUATING)
 
     async def _evaluate(self, job: Job) -> Job:

@@ -16,9 +16,9 @@ from reef_cli.core.clock import Clock
 from reef_cli.core.errors import EngineUnavailable, JobCancelled, JobOut, ReefError
 from reef_cli.core.ids import ReleaseId, new_release_id
 from reef_cli.core.ports import Publishing
-from reef_cli.core.types import Cadence, JobState, Operation, Release, Report
+from reef_cli.core.types import Cadence, JobState, Operation, Release, Report, Surface
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.learning import batching, jobs
+from reef_cli.learning import batching, coupling, jobs
 from reef_cli.learning.cadence import steps_since_gate
 from reef_cli.learning.contract import Deriving, Recipe, Refusal, Tools
 from reef_cli.learning.jobs import Job, Queued
@@ -242,9 +242,11 @@ class LearningWorker:
         """Drop what is too old and groups that stay incomplete; returns what still waits."""
         settings = self._recipe.settings
         rows = batching.stale(waiting, head.step, settings.max_staleness)
-        if rows:
+        weights = self._recipe.surface is Surface.WEIGHTS
+        if rows or (waiting and weights):
             chain = await asyncio.to_thread(self._releases.list, scenario)
             rows = batching.stale(waiting, head.step, settings.max_staleness, chain)
+            rows += coupling.moved(waiting, chain, head.step) if weights else []
         rows += batching.timed_out(waiting, self._clock.now(), getattr(settings, "group_timeout_s", math.inf))
         if not rows:
             return waiting

@@ -314,7 +314,7 @@ async def test_a_step_over_a_harness_starts_from_the_base_weights(world: World, 
     start = world.publisher.served(SCENARIO)
     draft = Draft(tree.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "user")
     head = await world.publisher.publish(SCENARIO, draft, start.release_id)
-    await world.exchange(release=start), await world.exchange(release=start)
+    await world.exchange(release=head), await world.exchange(release=head)
     await world.step()
     assert world.trainer.bases == [(head.release_id, None)]
     assert world.publisher.served(SCENARIO).kind == "lora"

@@ -37,9 +37,8 @@ _HOP = frozenset(
         "expect",
     }
 )
-_OURS = frozenset(
-    {"authorization", "x-api-key", "x-reef-scenario", "x-reef-tag-session", "x-reef-tag-client", "x-reef-release-id"}
-)
+_OURS = frozenset({"authorization", "x-api-key", "x-reef-scenario", "x-reef-release-id"})
+_OUR_TAGS = ("x-reef-tag-session", "x-reef-tag-client", "x-reef-tag-harness", "x-reef-tag-trial")
 MAX_BODY = 64 * 1024 * 1024
 
 
@@ -153,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "POST" and "count_tokens" not in path and not self.server.limits.take():
             return self._refuse(403, "this run has used up its model calls or its budget", "request_cap")
         upstream = self.server.upstream
-        kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP | _OURS}
+        kept = {name: value for name, value in self.headers.items() if name.lower() not in {*_HOP, *_OURS, *_OUR_TAGS}}
         connection = upstream.connect()
         try:
             connection.request(

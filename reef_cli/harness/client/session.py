@@ -109,6 +109,8 @@ class Session:
         plan, how = self.spec["plan"], self.spec["launch"]
         connect, prefix = proxy.tcp(self.gateway.url)
         headers = {"x-reef-scenario": self.spec["scenario"], "x-reef-tag-session": run.id, "x-reef-tag-client": self.name}
+        if self.spec["release_id"]:
+            headers["x-reef-tag-harness"] = self.spec["release_id"]
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"
         token = secrets.token_urlsafe(24)

@@ -1,0 +1,96 @@
+"""Weights never learn from what was made under another harness; samples that want a batch of their own get one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reef_cli.core.types import Draft, Operation, Release, Sample, Surface
+from reef_cli.learning import coupling, jobs
+from reef_cli.learning.contract import Group, RecipeSettings
+from tests.learning.world import SCENARIO, PlainRecipe, World
+
+
+async def harness(world: World, text: str) -> Release:
+    """A harness release at the head of the chain."""
+    folder = world.home / f"tree-{text}"
+    folder.mkdir()
+    (folder / "tree.json").write_text(f'{{"entries": [], "format": 1, "text": "{text}"}}')
+    artifact = world.releases.store(folder, "harness")
+    draft = Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "me")
+    return await world.publisher.publish(SCENARIO, draft, world.publisher.served(SCENARIO).release_id)
+
+
+def fates(world: World) -> list[tuple[str, str]]:
+    with world.log.read() as connection:
+        return connection.execute("SELECT state, reason FROM sample_state ORDER BY sequence").fetchall()
+
+
+async def test_a_sample_made_under_an_earlier_harness_does_not_train(world: World) -> None:
+    before = world.publisher.served(SCENARIO)
+    first = await harness(world, "one")
+    await world.exchange(release=before)
+    await world.exchange(release=first)
+    await world.exchange(tags={"harness": first.release_id})
+    await world.exchange(tags={"harness": "r0-00000000"})
+    await world.step()
+    assert fates(world) == [("refused", "other_harness"), ("consumed", ""), ("consumed", ""), ("refused", "other_harness")]
+
+
+async def test_a_harness_released_while_samples_wait_drops_them_by_name(world: World) -> None:
+    await world.exchange()
+    await world.step()
+    assert fates(world) == [("queued", "")]
+    await harness(world, "one")
+    await world.exchange()
+    await world.step()
+    assert fates(world) == [("dropped", "other_harness"), ("queued", "")] and world.jobs() == []
+
+
+async def test_the_same_content_is_the_same_harness(world: World) -> None:
+    first = await harness(world, "one")
+    await harness(world, "two")
+    await world.exchange(release=first)
+    back = await world.publisher.rollback(SCENARIO, first.release_id, None, "me")
+    assert back.content_id == first.content_id
+    await world.exchange(release=first)
+    await world.step()
+    assert [state for state, _ in fates(world)] == ["consumed", "consumed"]
+    chain = world.releases.list(SCENARIO)
+    assert coupling.harness_at(chain, 0) is None and coupling.harness_at(chain, 3) == first.content_id
+    await world.publisher.rollback(SCENARIO, chain[-1].release_id, None, "me")
+    assert coupling.harness_at(world.releases.list(SCENARIO), 9) is None
+
+
+class Urgent(PlainRecipe):
+    """Answers scored above 1 want a batch of their own."""
+
+    def group(self, sample: Sample) -> Group:
+        return Group(f"alone {sample.id}", 0) if sample.reward > 1 else Group("", 1)
+
+
+async def test_a_sample_that_wants_a_batch_of_its_own_goes_first_and_alone(tmp_path: Path) -> None:
+    world = await World(tmp_path, recipe=Urgent(RecipeSettings(batch_size=2))).open()
+    for score in (0.0, 2.0, 1.0, 3.0):
+        await world.exchange(score)
+    for _ in range(4):
+        await world.step()
+    assert [len(samples) for _, samples in world.trainer.steps] == [1, 1, 2]
+    await world.close()
+
+
+async def test_a_step_without_a_candidate_says_its_own_outcome_and_reason(world: World) -> None:
+    train = world.trainer.train
+
+    async def refused(*args: Any) -> Any:
+        candidate = await train(*args)
+        return type(candidate)(candidate.directory, "lora", {"policy_updated": False, "outcome": "reject", "reason": "no good"})
+
+    world.trainer.train = refused  # type: ignore[assignment,method-assign]
+    await world.exchange(), await world.exchange()
+    await world.step()
+    assert world.jobs() == [("settled", "reject", "no good")]
+
+
+def test_a_chain_without_harness_moves_nothing() -> None:
+    waiting: Sequence[jobs.Queued] = [jobs.Queued("a", 1, 0)]  # type: ignore[arg-type]
+    assert coupling.moved(waiting, [], 5) == []
