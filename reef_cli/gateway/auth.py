@@ -2,7 +2,8 @@
 
 Tokens are kept and compared as SHA-256 digests, every one of them on every request with `hmac.compare_digest`, so that neither
 the time an answer takes nor a memory dump of this object tells a token. The token file holds one grant a line,
-`TOKEN [scopes=infer,report] [scenario=NAME] [expires=UNIX_SECONDS]`; it is read again when it changes and on SIGHUP.
+`TOKEN [scopes=infer,report] [scenario=NAME] [episode=NAME] [expires=UNIX_SECONDS]`; it is read again when it changes and on
+SIGHUP.
 Knows nothing of routes: `gateway.app` says which scope a path needs.
 """
 
@@ -39,7 +40,10 @@ ALL = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. `name` is a short digest of the token, safe to log; `scenario` binds the token to one."""
+    """An authenticated caller. `name` is a short digest of the token, safe to log; `scenario` binds the token to one.
+
+    What is made with a token of an `episode` is marked as that trial and never trains.
+    """
 
     name: str
     scopes: frozenset[Scope] = ALL
@@ -169,16 +173,16 @@ def parse_grants(text: str) -> list[_Grant]:
 def _parse_grant(words: Sequence[str], number: int) -> _Grant:
     facts = dict(word.partition("=")[::2] for word in words[1:])
     try:
-        if set(facts) - {"scopes", "scenario", "expires"}:
+        if set(facts) - {"scopes", "scenario", "episode", "expires"}:
             raise ValueError
         scopes = frozenset(Scope(name) for name in facts["scopes"].split(",")) if "scopes" in facts else ALL
         expires = float(facts["expires"]) if "expires" in facts else None
     except ValueError as error:
         raise ConfigError(
             f"line {number} of the token file is malformed",
-            hint="write TOKEN [scopes=infer,report,admin] [scenario=NAME] [expires=UNIX_SECONDS]",
+            hint="write TOKEN [scopes=infer,report,admin] [scenario=NAME] [episode=NAME] [expires=UNIX_SECONDS]",
         ) from error
-    return _grant(words[0], scopes, facts.get("scenario"), None, expires)
+    return _grant(words[0], scopes, facts.get("scenario"), facts.get("episode"), expires)
 
 
 def open_tokens(settings: ReefSettings, home: Path, clock: Clock | None = None) -> TokenBook:

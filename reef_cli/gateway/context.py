@@ -220,12 +220,18 @@ async def read_context(request: web.Request, body: Mapping[str, Any] | None = No
     """Who, which scenario, which session, which pin; creates nothing."""
     facts = facts_of(request)
     headers = request.headers
+    principal = principal_of(request)
+    tags, session = tags_from(headers), session_from(headers, body)
+    if principal.episode is not None:
+        # Whatever the agent inside says of itself: what an episode makes is a trial of that episode.
+        tags["trial"] = principal.episode
+        session = session or principal.episode
     return RequestContext(
         request_id=facts.request_id,
-        principal=principal_of(request),
+        principal=principal,
         scenario=scenario_of(request),
-        session=session_from(headers, body),
-        tags=tags_from(headers),
+        session=session,
+        tags=tags,
         pin=pinned_release(headers),
         capture=captures(headers),
         receipt=RecordId(new_id()),

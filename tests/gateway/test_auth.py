@@ -143,9 +143,10 @@ def test_episode_tokens_expire_and_can_be_revoked() -> None:
 
 def test_expiry_in_the_file(tmp_path: Path) -> None:
     clock = FakeClock()
-    (tmp_path / "token").write_text("main\nshort expires=1500\n")
+    (tmp_path / "token").write_text("main\nshort expires=1500 episode=e7\n")
     book = TokenBook(file=tmp_path / "token", clock=clock)
-    assert book.find("short")
+    found = book.find("short")
+    assert found is not None and found.episode == "e7"
     clock.time = 1500
     assert book.find("short") is None
 

@@ -12,6 +12,7 @@ import pytest
 
 from reef_cli.config.schema import ReefSettings
 from reef_cli.core.errors import AlreadyRunning, ConfigError, ReefError, leaves
+from reef_cli.core.types import Inference
 from reef_cli.gateway.app import build_app, serve
 from reef_cli.gateway.auth import Principal, Scope
 from reef_cli.gateway.routes import all_routes
@@ -81,6 +82,17 @@ async def test_scoped_tokens(reef: House) -> None:
     async with reef.client.get("/reef/status", headers={"x-api-key": infer}) as answer:
         assert answer.status == 403
         assert (await answer.json())["error"]["code"] == "forbidden"
+
+
+async def test_what_an_episode_makes_is_a_trial_whatever_it_says(reef: House) -> None:
+    token = reef.tokens.issue([Scope.INFER], scenario="s1", episode="e7")
+    for headers in ({}, {"x-reef-tag-trial": "no", "x-reef-tag-session": "mine", "x-reef-tag-colour": "red"}):
+        async with reef.client.post("/v1/chat/completions", json=CHAT, headers={"x-api-key": token, **headers}) as answer:
+            assert answer.status == 200
+    first, second = (reef.log.get("s1", row.id) for row in reef.log.page("s1"))
+    assert isinstance(first, Inference) and isinstance(second, Inference)
+    assert (first.tags, first.session) == ({"trial": "e7"}, "e7")
+    assert second.tags["trial"] == "e7" and second.tags["colour"] == "red" and second.session == "mine"
 
 
 @pytest.mark.parametrize(
