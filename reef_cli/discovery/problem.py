@@ -82,7 +82,7 @@ class Problem(Protocol):
 
     @property
     def verifier(self) -> Sequence[str | Path]:
-        """The script and its arguments. It reads a solution as JSON and prints a verdict: `valid`, `reason`, `value`, `strict`."""
+        """The script and its arguments. It reads a solution as JSON and prints `valid`, `reason`, `value` and `strict`."""
         ...
 
     def starts(self, count: int, seed: int) -> Sequence[Made]:
