@@ -72,6 +72,11 @@ class Home:
         """Roots of harness episodes under way, and what was kept of ended ones."""
         return self.root / "episodes"
 
+    @property
+    def evaluations(self) -> Path:
+        """Answers of evaluations that people asked for: what a run that was cut goes on from."""
+        return self.root / "evaluations"
+
     def prepare(self) -> "Home":
         """Make the folders with mode 0700; `StorageError` names the one that cannot be made."""
         for folder in (self.root, self.run, self.logs, self.checkpoints, self.jobs):

@@ -199,6 +199,48 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
+    max_calls: int | None = None
+    """Most calls of models one evaluation may make, its judge's included; absent: no limit."""
+
+    max_tokens: int | None = None
+    """Most tokens one evaluation may use, prompts and answers of model and judge together; absent: no limit."""
+
+    max_money: float | None = None
+    """Most money one evaluation may cost, by what the provider charges or by the prices below; absent: no limit."""
+
+    price_prompt: float = 0.0
+    """Money per million prompt tokens of the evaluated model, where the provider does not say what it charged."""
+
+    price_output: float = 0.0
+    """Money per million output tokens of the evaluated model."""
+
+    judge_url: str | None = None
+    """Base URL of the judge, an engine that speaks chat completions; absent: the deployment's own base model judges."""
+
+    judge_model: str | None = None
+    """Model name sent to the judge."""
+
+    judge_api_key: str | None = None
+    """Key for the judge; give it as `${VARIABLE}`."""
+
+    judge_price_prompt: float = 0.0
+    """Money per million prompt tokens of the judge."""
+
+    judge_price_output: float = 0.0
+    """Money per million output tokens of the judge."""
+
+    canary_alpha: float = 0.05
+    """Chance that a canary no better than the head is promoted, and that one no worse is taken back."""
+
+    canary_margin: float = 0.0
+    """A canary goes back when it was shown worse than the head by more than this, as a share of the range of scores."""
+
+    score_low: float = 0.0
+    """Lowest score of reports; lower ones count as this where releases are compared by their reports."""
+
+    score_high: float = 1.0
+    """Highest score of reports; higher ones count as this."""
+
     """Retention and the release store."""
 
     keep_bytes: int | None = None

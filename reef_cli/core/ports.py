@@ -215,12 +215,14 @@ class ChatTemplate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer produced for an evaluation or a judge."""
+    """One answer produced for an evaluation or a judge. `cost` is what the provider says it charged, in its currency."""
 
     text: str
     output_tokens: int
     finish: str
     completion: Completion | None = None
+    prompt_tokens: int = 0
+    cost: float | None = None
 
 
 class Answering(Protocol):

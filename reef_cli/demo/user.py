@@ -14,6 +14,7 @@ from typing import Any
 
 from reef_cli.control.client import Client
 from reef_cli.core.errors import ReefError, UnavailableError
+from reef_cli.evaluation.grade import grade_now
 from reef_cli.evaluation.suite import Item
 
 
@@ -96,7 +97,7 @@ class User:
             headers={"x-reef-scenario": self._scenario},
         )
         text: str = answer.json["choices"][0]["message"]["content"] or ""
-        score = item.grader.grade(text).score
+        score = grade_now(item.grader, text).score
         body: dict[str, Any] = {"score": score, "references": [answer.headers["x-reef-agent-record-id"]]}
         client.request("POST", "/reef/report", body, headers={"x-reef-scenario": self._scenario})
         with self._lock:

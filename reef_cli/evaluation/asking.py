@@ -1,31 +1,31 @@
 """Asking one release one item: the answer, graded, or the reason why there is none.
 
-A transient failure of the engine is asked again a bounded number of times with growing pauses. What still has no answer is
-missing: never a score. Time and pauses are passed in.
+What has no answer, or an answer that could not be graded, is missing: never a score. What no longer fits the budget is marked
+apart, since it says nothing about the release.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from reef_cli.core.errors import ContextOverflow, EngineError, ReefError, UnavailableError, UpstreamError
 from reef_cli.core.ports import Answer, Answering, Sampling
 from reef_cli.core.types import Release
-from reef_cli.evaluation.graders import Grade, Python
+from reef_cli.evaluation.budget import Budget, BudgetSpent, Price
+from reef_cli.evaluation.calling import PAUSES_S, Called, Caller, Sleep
+from reef_cli.evaluation.grade import Case, Grade, Ungraded, grade, no_judge
+from reef_cli.evaluation.judging import Pairwise
 from reef_cli.evaluation.suite import Item
 
-Sleep = Callable[[float], Awaitable[None]]
-# 0.2 + 0.8 + 3.2 s: longer than a LoRA load or a short weight push, shorter than a person's patience with an outage.
-PAUSES_S = (0.2, 0.8, 3.2)
+SPENT = "the budget is spent"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """An item's outcome for one release. Without `grade` it is missing and `missing` says why.
 
-    `engine_refused` marks that the engine broke on this very request while it was up: evidence against the release.
+    `engine_refused` marks that the engine broke on this very request while it was up: evidence against the release. `unpaid`
+    marks what the budget no longer covered.
     """
 
     answer: Answer | None
@@ -33,6 +33,16 @@ class Asked:
     missing: str | None = None
     engine_refused: bool = False
     attempts: int = 1
+    unpaid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The judge an evaluation may ask, and the prices of both models. Without a judge, suites that need one are refused."""
+
+    judge: Answering | None = None
+    judge_price: Price = field(default_factory=Price)
+    price: Price = field(default_factory=Price)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +55,64 @@ class Asker:
     salt: str = ""
     pauses_s: tuple[float, ...] = PAUSES_S
     sleep: Sleep = asyncio.sleep
+    bench: Bench = field(default_factory=Bench)
+    budget: Budget = field(default_factory=Budget)
+
+    def within(self, budget: Budget) -> "Asker":
+        """The same asker, paying from `budget`."""
+        return replace(self, budget=budget)
 
     def sampling(self, item: Item) -> Sampling:
         seed = int.from_bytes(hashlib.sha256(f"{self.salt}\0{item.id}".encode()).digest()[:4], "big") & 0x7FFFFFFF
         return Sampling(max_new_tokens=item.max_new_tokens or self.max_new_tokens, temperature=self.temperature, seed=seed)
 
     async def ask(self, item: Item, release: Release | None) -> Asked:
-        """Never raises for an engine's failure; a grader's own failure (`EvaluationError`) passes."""
-        for attempt in range(len(self.pauses_s) + 1):
-            try:
-                answer = await self.answering.answer(item.messages, self.sampling(item), release)
-            except UnavailableError as error:
-                if attempt == len(self.pauses_s):
-                    return _missing(error, attempt + 1)
-                await self.sleep(self.pauses_s[attempt])
-            except (EngineError, UpstreamError, ContextOverflow) as error:
-                return _missing(error, attempt + 1, engine_refused=isinstance(error, EngineError))
-            else:
-                return Asked(answer, await _graded(item, answer), attempts=attempt + 1)
-        raise AssertionError("unreachable: the last attempt returns")
+        """Never raises for an engine's failure; a grader's own failure (`EvaluationError`) passes.
 
+        The answer to a pairwise item comes without a grade: `compare` grades two of them.
+        """
+        try:
+            called = await self._caller().call(item.messages, self.sampling(item), release)
+            if called.answer is None or isinstance(item.grader, Pairwise):
+                return Asked(called.answer, None, called.missing, called.engine_refused, called.attempts)
+            return await self._graded(item, called, called.answer)
+        except BudgetSpent:
+            return Asked(None, None, SPENT, attempts=0, unpaid=True)
 
-async def _graded(item: Item, answer: Answer) -> Grade:
-    if isinstance(item.grader, Python):
-        # A person's function may block; it must not stop the server.
-        return await asyncio.to_thread(item.grader.grade, answer.text)
-    return item.grader.grade(answer.text)
+    async def _graded(self, item: Item, called: Called, answer: Answer) -> Asked:
+        case = Case(item.messages, answer.text)
+        try:
+            given = await grade(item.grader, case, self._judge())
+            if item.audit is not None:
+                given = replace(given, judged=(await grade(item.audit, case, self._judge())).score)
+        except Ungraded as error:
+            return Asked(answer, None, str(error)[:200], attempts=called.attempts)
+        return Asked(answer, given, attempts=called.attempts)
 
+    async def compare(self, item: Item, first: Asked, second: Asked) -> tuple[Asked, Asked]:
+        """Both answers to a pairwise item with the grades a comparison gives them: 0.5 each for a tie."""
+        assert isinstance(item.grader, Pairwise)
+        if first.answer is None or second.answer is None:
+            return first, second
+        if (judge := self._judge()) is None:
+            raise no_judge()
+        try:
+            found = await item.grader.compare(item.messages, first.answer.text, second.answer.text, judge)
+        except Ungraded as error:
+            return replace(first, missing=str(error)[:200]), replace(second, missing=str(error)[:200])
+        except BudgetSpent:
+            return replace(first, missing=SPENT, unpaid=True), replace(second, missing=SPENT, unpaid=True)
+        reason = f"{found.reason}; the two orders disagree" if found.orders_disagree else found.reason
+        ours, theirs = (Grade(0.5 + sign * found.difference / 2, reason, biased=found.orders_disagree) for sign in (1, -1))
+        return replace(first, grade=ours), replace(second, grade=theirs)
 
-def _missing(error: ReefError, attempts: int, *, engine_refused: bool = False) -> Asked:
-    return Asked(None, None, f"{error.code}: {error.message}"[:200], engine_refused, attempts)
+    def _caller(self) -> Caller:
+        return Caller(self.answering, self.budget, self.bench.price, self.pauses_s, self.sleep)
+
+    def _judge(self) -> Caller | None:
+        if self.bench.judge is None:
+            return None
+        return Caller(self.bench.judge, self.budget, self.bench.judge_price, self.pauses_s, self.sleep, judge=True)
 
 
 Order = Literal["candidate_first", "current_first"]

@@ -16,16 +16,18 @@ from reef_cli.config.schema import EvaluationSettings
 from reef_cli.core.clock import Clock, SystemClock
 from reef_cli.core.ports import Answering
 from reef_cli.core.types import Cadence, Outcome, Release, Verdict
-from reef_cli.evaluation.asking import Asked, Asker
+from reef_cli.evaluation.asking import Asked, Asker, Bench
+from reef_cli.evaluation.budget import Budget
 from reef_cli.evaluation.decide import Conclusion, Tally, interval
 from reef_cli.evaluation.graders import Contains
-from reef_cli.evaluation.guards import drift
+from reef_cli.evaluation.guards import disagreement, drift
 from reef_cli.evaluation.pairing import Comparison, Course, Pair, shuffled
 from reef_cli.evaluation.suite import Item, Suite
 from reef_cli.evaluation.text import is_looping, printable
 
 SAMPLES_KEPT = 6
 OPEN = "no suite configured"
+_UNREAD = Contains(any=("",))
 # Asked of a rolling step when there is no suite: any model that still speaks answers them.
 _PLAIN = tuple(
     Item(f"plain-{index}", ({"role": "user", "content": text},), Contains(all=(" ",)), max_new_tokens=32)
@@ -45,13 +47,16 @@ class Gate:
         cadence: Cadence = Cadence.GATED,
         clock: Clock | None = None,
         asker: Asker | None = None,
+        bench: Bench | None = None,
     ) -> None:
         self._suite = suite.select(settings.split, settings.limit) if suite is not None else None
         self._settings = settings
         self._cadence = cadence
         self._clock = clock or SystemClock()
         salt = suite.digest if suite is not None else ""
-        self._asker = asker or Asker(answering, settings.max_new_tokens, settings.temperature, salt)
+        self._asker = asker or Asker(
+            answering, settings.max_new_tokens, settings.temperature, salt, bench=bench or Bench(judge=answering)
+        )
 
     async def smoke(self, scenario: str, candidate: Release, current: Release) -> Verdict:  # noqa: ARG002 - the port's
         """Quick checks of a rolling step: finite metrics, bounded KL, and a few answers that are neither empty nor loops."""
@@ -62,7 +67,8 @@ class Gate:
         items = (self._suite.items if self._suite is not None else _PLAIN)[: self._settings.smoke_items]
         if not items:
             return Verdict(Outcome.SELECT, "metrics are finite", {"check": "smoke", "items": 0})
-        items = tuple(replace(item, anchor=False) for item in items)
+        # Whether an answer is broken shows without grading it; a judge or a sandbox would make a quick check slow.
+        items = tuple(replace(item, anchor=False, grader=_UNREAD, audit=None) for item in items)
         comparison = Comparison(self._asker, candidate, current, concurrency=self._settings.concurrency)
         course = await comparison.run(items, Tally(alpha=1e-9), None)
         return _smoke_verdict(course)
@@ -84,22 +90,25 @@ class Gate:
         started = self._clock.monotonic()
         tally = Tally(self._settings.alpha, self._settings.regression_margin if rolling else 0.0)
         items = shuffled(self._suite.items, f"{self._suite.digest}\0{candidate.content_id}\0{current.content_id}")
-        comparison = Comparison(self._asker, candidate, current, concurrency=self._settings.concurrency)
+        budget = budget_of(self._settings)
+        comparison = Comparison(self._asker.within(budget), candidate, current, concurrency=self._settings.concurrency)
         course = await comparison.run(items, tally, on_progress)
         conclusion = tally.conclude()
         outcome, reason = (settle_rolling if rolling else settle_gated)(course, conclusion, self._settings)
         # Each bound at alpha, as the tests: "shown better" and "the interval lies above 0" are the same statement.
         # Many distinct scores make this 100 ms of arithmetic; the event loop serves meanwhile.
         bounds = await asyncio.to_thread(interval, tally.values, 2 * tally.alpha)
-        evidence = self._evidence(course, conclusion, bounds, self._clock.monotonic() - started)
+        cost = {**budget.used.to_json(), "seconds": round(self._clock.monotonic() - started, 3)}
+        if budget.judging.calls:
+            cost["judge"] = budget.judging.to_json()
+        evidence = {**self._evidence(course, conclusion, bounds), "cost": cost, "budget": budget.limits()}
         return Verdict(outcome, reason, {**evidence, "outcome": str(outcome), "reason": reason})
 
-    def _evidence(self, course: Course, conclusion: Conclusion, bounds: tuple[float, float], seconds: float) -> dict[str, Any]:
+    def _evidence(self, course: Course, conclusion: Conclusion, bounds: tuple[float, float]) -> dict[str, Any]:
         assert self._suite is not None
         settings = self._settings
         low, high = bounds
         paired = [pair for pair in course.pairs if not pair.missing]
-        asked = [one for pair in course.pairs for one in (pair.candidate, pair.current)]
         return {
             "gate": "rolling" if self._cadence is Cadence.ROLLING else "gated",
             "suite": {
@@ -123,15 +132,11 @@ class Gate:
             "log_evidence": {"better": round(conclusion.log_better, 4), "worse": round(conclusion.log_worse, 4)},
             "needs_about": conclusion.needs,
             "stopped_early": len(course.pairs) < course.planned,
+            "budget_spent": course.spent,
             "anchors": {"count": sum(pair.item.anchor for pair in course.pairs), "regressed": course.regressed},
-            "guards": drift(course.answers("candidate"), course.answers("current")),
+            "guards": _guards(course, paired),
             "samples": samples(course.pairs),
             "sampling": {"temperature": settings.temperature, "max_new_tokens": settings.max_new_tokens},
-            "cost": {
-                "calls": sum(one.attempts for one in asked),
-                "output_tokens": _tokens(asked),
-                "seconds": round(seconds, 3),
-            },
         }
 
 
@@ -140,14 +145,13 @@ def settle_gated(course: Course, conclusion: Conclusion, settings: EvaluationSet
     if (blocked := _blocked(course)) is not None:
         return Outcome.REJECT, blocked
     score = f"{conclusion.wins} wins, {conclusion.losses} losses, {conclusion.ties} ties on {conclusion.pairs} items"
-    if conclusion.result == "better" and course.unanswered_anchors:
-        return Outcome.INCONCLUSIVE, f"shown better, but {course.unanswered_anchors[0]}, which must not regress, got no answer"
+    if conclusion.result == "better" and (open_anchors := _open_anchors(course)):
+        return Outcome.INCONCLUSIVE, f"shown better, but {open_anchors}"
     if conclusion.result == "better":
         return Outcome.SELECT, f"shown better at error rate {settings.alpha:g}: {score}"
     if conclusion.result == "worse":
         return Outcome.REJECT, f"shown worse at error rate {settings.alpha:g}: {score}"
-    more = f"needs about {conclusion.needs} more items" if conclusion.needs else "no difference to build on"
-    return Outcome.INCONCLUSIVE, f"not shown better: {score}; {more}"
+    return Outcome.INCONCLUSIVE, f"{_unpaid(course)}not shown better: {score}; {_more(conclusion)}"
 
 
 def settle_rolling(course: Course, conclusion: Conclusion, settings: EvaluationSettings) -> tuple[Outcome, str]:
@@ -157,9 +161,42 @@ def settle_rolling(course: Course, conclusion: Conclusion, settings: EvaluationS
     score = f"{conclusion.wins} wins, {conclusion.losses} losses, {conclusion.ties} ties on {conclusion.pairs} items"
     if conclusion.result == "worse":
         return Outcome.REJECT, f"shown worse by more than {settings.regression_margin:g}: {score}"
-    if conclusion.result == "better":
+    if conclusion.result == "better" and course.anchors_left == 0:
         return Outcome.SELECT, f"shown better: {score}"
-    return Outcome.INCONCLUSIVE, f"not shown worse by more than {settings.regression_margin:g}, nor better: {score}"
+    margin = f"{settings.regression_margin:g}"
+    lead = f"{_unpaid(course)}not shown worse by more than {margin}, nor better"
+    return Outcome.INCONCLUSIVE, f"{lead}: {score}; {_more(conclusion)}"
+
+
+def _more(conclusion: Conclusion) -> str:
+    return f"needs about {conclusion.needs} more episodes" if conclusion.needs else "no difference to build on"
+
+
+def _unpaid(course: Course) -> str:
+    return f"the budget ended after {len(course.pairs)} of {course.planned} items; " if course.spent else ""
+
+
+def _open_anchors(course: Course) -> str | None:
+    if course.unanswered_anchors:
+        return f"{course.unanswered_anchors[0]}, which must not regress, got no answer"
+    return f"the budget ended before {course.anchors_left} items that must not regress" if course.anchors_left else None
+
+
+def _guards(course: Course, paired: Sequence[Pair]) -> dict[str, Any]:
+    form = drift(course.answers("candidate"), course.answers("current"))
+    graded = ([one.grade for one in side if one.grade is not None] for side in zip(*map(_sides, paired), strict=True))
+    opinions = disagreement(*graded) if paired else {}
+    flags = [*form.get("flags", ()), *opinions.pop("flags", ())]
+    return {**form, **({"judge": opinions} if opinions else {}), "flags": flags} if form or opinions else {}
+
+
+def _sides(pair: Pair) -> tuple[Asked, Asked]:
+    return pair.candidate, pair.current
+
+
+def budget_of(settings: EvaluationSettings) -> Budget:
+    """A fresh budget with the limits of the settings."""
+    return Budget(settings.max_calls, settings.max_tokens, settings.max_money)
 
 
 def _blocked(course: Course) -> str | None:
@@ -219,7 +256,3 @@ def _sample(pair: Pair) -> dict[str, Any]:
 def _mean(asked: Any) -> float | None:
     scores = [one.grade.score for one in asked if one.grade is not None]
     return round(math.fsum(scores) / len(scores), 6) if scores else None
-
-
-def _tokens(asked: Sequence[Asked]) -> int:
-    return sum(one.answer.output_tokens for one in asked if one.answer is not None)

@@ -12,6 +12,8 @@ A grader in a suite is an object with `kind` and the fields of the class registe
     {"kind": "all_of", "graders": [...]}    {"kind": "any_of", "graders": [...]}    {"kind": "mean_of", "graders": [...]}
     {"kind": "not", "grader": {...}}
     {"kind": "python", "path": "my.module:function", "arguments": {...}}    function(answer: str, **arguments)
+    {"kind": "unit_tests", ...}                                             see `unit_tests`
+    {"kind": "judge", ...}    {"kind": "pairwise", ...}                     see `judging`
 
 `all_of` takes the least of its parts, `any_of` the greatest, `mean_of` the mean, `not` the complement. Graders do not know
 models or suites.
@@ -21,29 +23,23 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from reef_cli.core.errors import ConfigError, EvaluationError, MissingDependency
+from reef_cli.evaluation.grade import Combining, Grade, Grader, Judging, grade_now
+from reef_cli.evaluation.judging import Judge, Pairwise
 from reef_cli.evaluation.text import sentence_fault
+from reef_cli.evaluation.unit_tests import UnitTests
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 # Patterns come from the suite's author, answers from a model: a bound keeps a slow pattern slow, not endless.
 _REGEX_LIMIT = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """A score in [0, 1] and the reason in a few words."""
-
-    score: float
-    reason: str
-
-
-class Grader(Protocol):
-    def grade(self, answer: str) -> Grade: ...
+AnyGrader = Grader | Judging | Combining | Pairwise
 
 
 def _grade(passed: bool, yes: str, no: str) -> Grade:
@@ -173,45 +169,59 @@ class MaxWords:
 
 
 @dataclass(frozen=True, slots=True)
-class AllOf:
-    graders: tuple[Grader, ...]
+class Combined:
+    """A grader made of others."""
+
+    graders: tuple[AnyGrader, ...]
+
+    @property
+    def parts(self) -> Sequence[AnyGrader]:
+        return self.graders
+
+    def combine(self, grades: Sequence[Grade]) -> Grade:
+        raise NotImplementedError
 
     def grade(self, answer: str) -> Grade:
-        return min((grader.grade(answer) for grader in self.graders), key=lambda grade: grade.score)
+        return grade_now(self, answer)
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    graders: tuple[Grader, ...]
-
-    def grade(self, answer: str) -> Grade:
-        return max((grader.grade(answer) for grader in self.graders), key=lambda grade: grade.score)
+class AllOf(Combined):
+    def combine(self, grades: Sequence[Grade]) -> Grade:
+        return min(grades, key=lambda grade: grade.score)
 
 
-@dataclass(frozen=True, slots=True)
-class MeanOf:
+class AnyOf(Combined):
+    def combine(self, grades: Sequence[Grade]) -> Grade:
+        return max(grades, key=lambda grade: grade.score)
+
+
+class MeanOf(Combined):
     """Partial credit: the mean of the parts."""
 
-    graders: tuple[Grader, ...]
-
-    def grade(self, answer: str) -> Grade:
-        grades = [grader.grade(answer) for grader in self.graders]
+    def combine(self, grades: Sequence[Grade]) -> Grade:
         return Grade(sum(grade.score for grade in grades) / len(grades), "; ".join(grade.reason for grade in grades))
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    grader: Grader
+    grader: AnyGrader
+
+    @property
+    def parts(self) -> Sequence[AnyGrader]:
+        return (self.grader,)
+
+    def combine(self, grades: Sequence[Grade]) -> Grade:
+        return Grade(1.0 - grades[0].score, f"not: {grades[0].reason}")
 
     def grade(self, answer: str) -> Grade:
-        inner = self.grader.grade(answer)
-        return Grade(1.0 - inner.score, f"not: {inner.reason}")
+        return grade_now(self, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Python:
     """A person's own function: `function(answer, **arguments)` -> bool, number in [0, 1], or (number, reason)."""
 
+    blocking: ClassVar[bool] = True
     path: str
     arguments: Mapping[str, Any] | None = None
 
@@ -243,6 +253,9 @@ GRADERS: dict[str, type[Any]] = {
     "mean_of": MeanOf,
     "not": Not,
     "python": Python,
+    "unit_tests": UnitTests,
+    "judge": Judge,
+    "pairwise": Pairwise,
 }
 
 
@@ -258,7 +271,7 @@ def load_callable(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def build(spec: object) -> Grader:
+def build(spec: object) -> AnyGrader:
     """The grader a suite's object describes. `ConfigError` for unknown kinds, keys and values; `MissingDependency`."""
     if not isinstance(spec, Mapping) or not isinstance(spec.get("kind"), str):
         raise ConfigError("a grader is an object with a `kind`", hint=f"kinds: {', '.join(GRADERS)}")
@@ -290,17 +303,24 @@ def _value(kind: str, key: str, value: object) -> object:
     if key == "graders":
         if not isinstance(value, list) or not value:
             raise ConfigError(f"grader {kind} needs a list of graders")
-        return tuple(build(part) for part in value)
+        return tuple(_part(kind, part) for part in value)
     if key == "grader":
-        return build(value)
+        return _part(kind, value)
     if key in ("any", "all"):
         if not isinstance(value, list) or not all(isinstance(part, str) and part for part in value):
             raise ConfigError(f"{key!r} of grader {kind} must be a list of texts")
         return tuple(value)
     wanted = str if key == "value" and kind != "numeric" else _TYPES[key]
-    if not isinstance(value, wanted) or (isinstance(value, bool) and key != "ignore_case"):
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise ConfigError(f"{key!r} of grader {kind} has the wrong type", why=f"got {type(value).__name__}")
     return _in_range(kind, key, value) if kind in ("numeric", "max_words") else value
+
+
+def _part(kind: str, spec: object) -> AnyGrader:
+    part = build(spec)
+    if isinstance(part, Pairwise):
+        raise ConfigError(f"grader {kind} cannot hold pairwise", why="it compares two answers and grades none")
+    return part
 
 
 def _in_range(kind: str, key: str, value: object) -> object:
@@ -325,4 +345,10 @@ _TYPES: dict[str, Any] = {
     "words": int,
     "path": str,
     "arguments": Mapping,
+    "tests": str,
+    "timeout_s": int | float,
+    "partial": bool,
+    "rubric": str,
+    "reference": str,
+    "votes": int,
 }

@@ -15,6 +15,7 @@ from reef_cli.core.ports import Answer
 from reef_cli.core.types import Release
 from reef_cli.evaluation.asking import Asked, Asker, order_of
 from reef_cli.evaluation.decide import Tally
+from reef_cli.evaluation.judging import Pairwise
 from reef_cli.evaluation.suite import Item
 
 # More than this share of the asked items without an answer is an outage, judged from the first five on.
@@ -40,6 +41,11 @@ class Pair:
         return self.candidate.grade.score - self.current.grade.score
 
     @property
+    def unpaid(self) -> bool:
+        """Whether the budget ended before both sides were asked and graded."""
+        return self.candidate.unpaid or self.current.unpaid
+
+    @property
     def missing(self) -> str | None:
         reasons = [f"{side}: {asked.missing}" for side, asked in self.sides if asked.missing]
         return "; ".join(reasons) or None
@@ -51,13 +57,18 @@ class Pair:
 
 @dataclass(slots=True)
 class Course:
-    """A comparison under way: pairs in test order, the tally of those that count, anchors that got worse."""
+    """A comparison under way: pairs in test order, the tally of those that count, anchors that got worse.
+
+    `spent`: the budget ended it. What was not paid for is in no list: it says nothing about either side.
+    """
 
     tally: Tally
     heaviest: float
     pairs: list[Pair] = field(default_factory=list)
     regressed: list[str] = field(default_factory=list)
     planned: int = 0
+    anchors: int = 0
+    spent: bool = False
 
     def take(self, pair: Pair) -> None:
         self.pairs.append(pair)
@@ -67,6 +78,11 @@ class Course:
     @property
     def unanswered_anchors(self) -> list[str]:
         return [pair.item.id for pair in self.pairs if pair.item.anchor and pair.missing]
+
+    @property
+    def anchors_left(self) -> int:
+        """Anchors that were not asked, since the budget ended before."""
+        return self.anchors - sum(pair.item.anchor for pair in self.pairs)
 
     @property
     def missing(self) -> list[Pair]:
@@ -116,13 +132,19 @@ class Comparison:
 
     async def run(self, items: Sequence[Item], tally: Tally, progress: Callable[[int, int], None] | None) -> Course:
         """Ask until the tally concludes, an anchor regressed, or the items are used up."""
-        course = Course(tally, max(item.weight for item in items), planned=len(items))
         anchors = sum(item.anchor for item in items)
+        course = Course(tally, max(item.weight for item in items), planned=len(items), anchors=anchors)
         tasks = [asyncio.create_task(self._pair(index, item)) for index, item in enumerate(items)]
         try:
             for index, task in enumerate(tasks):
-                course.take(pair := await task)
-                if pair.item.anchor and await self._regressed(pair):
+                pair = await task
+                again = await self._again(pair) if pair.item.anchor and (pair.difference or 0.0) < 0 else None
+                if pair.unpaid or (again is not None and again.unpaid):
+                    course.spent = True
+                    break
+                course.take(pair)
+                # Without a second answer the first one stands: it was measured.
+                if again is not None and (again.difference is None or again.difference < 0):
                     course.regressed.append(pair.item.id)
                 if progress is not None:
                     progress(index + 1, len(items))
@@ -141,16 +163,14 @@ class Comparison:
         async with self._gate:
             if order_of(index) == "candidate_first":
                 candidate = await self._asker.ask(item, self._candidate)
-                return Pair(item, candidate, await self._asker.ask(item, self._current))
-            current = await self._asker.ask(item, self._current)
-            return Pair(item, await self._asker.ask(item, self._candidate), current)
+                current = await self._asker.ask(item, self._current)
+            else:
+                current = await self._asker.ask(item, self._current)
+                candidate = await self._asker.ask(item, self._candidate)
+            if isinstance(item.grader, Pairwise):
+                candidate, current = await self._asker.compare(item, candidate, current)
+            return Pair(item, candidate, current)
 
-    async def _regressed(self, pair: Pair) -> bool:
+    async def _again(self, pair: Pair) -> Pair:
         """An anchor counts as regressed when it is worse twice: batching alone can flip a single greedy answer."""
-        if pair.difference is None or pair.difference >= 0:
-            return False
-        # Without a second answer the first one stands: it was measured.
-        again = Pair(
-            pair.item, await self._asker.ask(pair.item, self._candidate), await self._asker.ask(pair.item, self._current)
-        )
-        return again.difference is None or again.difference < 0
+        return await self._pair(0, pair.item)

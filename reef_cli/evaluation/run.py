@@ -1,43 +1,30 @@
 """`run_suite`: any releases over a suite, for `reef eval`: means with intervals, paired differences, cost; resumable.
 
 Each item is asked of all releases before the next, the first to answer rotating, with one seed per item. Answers go to a JSON
-lines state file as they come; started again with the same suite and sampling, a run asks only what is missing.
+lines state file as they come; started again with the same suite and sampling, a run asks only what is missing. A pairwise item
+scores every release against the first one, which gets 0.5.
 """
 
 import asyncio
-import hashlib
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from reef_cli.core.errors import ConfigError, EvaluationError
-from reef_cli.core.ports import Answer, Answering
+from reef_cli.core.ports import Answering
 from reef_cli.core.types import Release
 from reef_cli.evaluation.asking import Asked, Asker
 from reef_cli.evaluation.decide import interval
+from reef_cli.evaluation.grade import Grade
 from reef_cli.evaluation.intervals import of_scores
+from reef_cli.evaluation.judging import Pairwise
+from reef_cli.evaluation.rows import Row, State, row_of
 from reef_cli.evaluation.suite import Item, Suite
-from reef_cli.evaluation.text import printable
 
 BASE = "base"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One answer of one release."""
-
-    release: str
-    item: str
-    score: float
-    reason: str
-    output_tokens: int
-    finish: str
-    text: str
-    tokens: str = ""
-    """Digest of the output token ids, empty where the engine gives none: equal digests are equal tokens, which text is not."""
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +38,8 @@ class Summary:
     interval: tuple[float, float]
     output_tokens: int
     by_tag: Mapping[str, tuple[float, int]]
+    prompt_tokens: int = 0
+    money: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +62,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `reef eval` shows. `missing` lists (release, item, reason)."""
+    """What `reef eval` shows. `missing` lists (release, item, reason); `spent` is what this run used, resumed answers aside."""
 
     suite: str
     digest: str
@@ -83,6 +72,8 @@ class Report:
     differences: tuple[Difference, ...]
     rows: tuple[Row, ...]
     missing: tuple[tuple[str, str, str], ...]
+    spent: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    budget_spent: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,56 +84,17 @@ def label(release: Release | None) -> str:
     return release.release_id if release is not None else BASE
 
 
-class _State:
-    """The answers so far, on disk when there is a path. One writer: the run."""
-
-    def __init__(self, path: Path | None, header: Mapping[str, Any]) -> None:
-        self.rows: dict[tuple[str, str], Row] = {}
-        self._file: TextIO | None = None
-        if path is None:
-            return
-        lines = _whole_lines(path)
-        if lines:
-            self._resume(path, lines, header)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w" if not lines else "a", encoding="utf-8")
-        if not lines:
-            self._write(header)
-
-    def _resume(self, path: Path, lines: Sequence[str], header: Mapping[str, Any]) -> None:
-        try:
-            known, *rows = [json.loads(line) for line in lines]
-            parsed = [Row(**row) for row in rows]
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path} is no state of an evaluation", why=str(error), hint="name another file") from error
-        if known != dict(header):
-            changed = sorted(key for key in header if not isinstance(known, dict) or known.get(key) != header[key])
-            raise ConfigError(f"{path} belongs to another run", why=f"{', '.join(changed)} differ", hint="name another file")
-        self.rows = {(row.release, row.item): row for row in parsed}
-
-    def add(self, row: Row) -> None:
-        self.rows[row.release, row.item] = row
-        self._write(asdict(row))
-
-    def _write(self, value: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The complete lines of a state file; a torn last one (killed while writing) is cut off."""
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        path.write_bytes(whole)
-    return whole.decode("utf-8").splitlines()
+def header_of(suite: Suite, asker: Asker, first: str) -> dict[str, Any]:
+    """What answers must have in common to stand in one state file."""
+    compared = any(isinstance(item.grader, Pairwise) for item in suite.items)
+    return {
+        "state": 1,
+        "suite": suite.digest,
+        "split": suite.split,
+        "max_new_tokens": asker.max_new_tokens,
+        "temperature": asker.temperature,
+        **({"against": first} if compared else {}),
+    }
 
 
 async def run_suite(
@@ -156,7 +108,7 @@ async def run_suite(
     concurrency: int = 8,
     state: Path | None = None,
     asker: Asker | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Report:
     """Answers of every release to every item. `EvaluationError` when nothing at all could be answered; `ConfigError` for a
     state file of another run. The first release is what the others are compared with."""
@@ -164,80 +116,85 @@ async def run_suite(
     if not names or len(set(names)) != len(names):
         raise ConfigError("an evaluation needs at least one release, each once", why=f"got {names}")
     asker = asker or Asker(answering, max_new_tokens, temperature, suite.digest)
-    header = {
-        "state": 1,
-        "suite": suite.digest,
-        "split": suite.split,
-        "max_new_tokens": asker.max_new_tokens,
-        "temperature": asker.temperature,
-    }
-    store = await asyncio.to_thread(_State, state, header)
+    store = await asyncio.to_thread(State, state, header_of(suite, asker, names[0]))
+    run = _Run(asker, releases, store, asyncio.Semaphore(max(1, concurrency)))
     try:
-        missing = await _ask_all(asker, suite.items, releases, store, concurrency, on_progress)
+        await run.all(suite.items, on_progress)
     finally:
         store.close()
-    if missing and not store.rows:
+    missing = tuple(sorted(run.missing))
+    if missing and not store.rows and not run.spent:
         raise EvaluationError("no item got an answer", why=missing[0][2], hint="check the engine and start again")
-    return await asyncio.to_thread(_report, suite, names, store.rows, tuple(missing), alpha)
+    facts = (asker.budget.used.to_json(), run.spent)
+    return await asyncio.to_thread(_report, suite, names, store.rows, missing, alpha, *facts)
 
 
-async def _ask_all(
-    asker: Asker,
-    items: Sequence[Item],
-    releases: Sequence[Release | None],
-    store: _State,
-    concurrency: int,
-    on_progress: Callable[[int, int], None] | None,
-) -> list[tuple[str, str, str]]:
-    gate = asyncio.Semaphore(max(1, concurrency))
-    missing: list[tuple[str, str, str]] = []
-    total = len(items) * len(releases)
-    done = 0
+class _Run:
+    """One run under way: asks what the state lacks and writes it down."""
 
-    async def one(index: int, item: Item) -> None:
-        nonlocal done
-        async with gate:
-            turn = index % len(releases)
-            for release in (*releases[turn:], *releases[:turn]):
-                name = label(release)
-                if (name, item.id) not in store.rows:
-                    asked = await asker.ask(item, release)
-                    row = _row(name, item, asked)
-                    if row is not None:
-                        store.add(row)
-                    else:
-                        missing.append((name, item.id, asked.missing or ""))
-                done += 1
-                if on_progress is not None:
-                    on_progress(done, total)
+    def __init__(self, asker: Asker, releases: Sequence[Release | None], store: State, gate: asyncio.Semaphore) -> None:
+        self._asker = asker
+        self._releases = {label(release): release for release in releases}
+        self._names = list(self._releases)
+        self._store = store
+        self._gate = gate
+        self.missing: list[tuple[str, str, str]] = []
+        self.spent = False
+        self._done = 0
 
-    async with asyncio.TaskGroup() as group:
-        for index, item in enumerate(items):
-            group.create_task(one(index, item))
-    return sorted(missing)
+    async def all(self, items: Sequence[Item], on_progress: Progress | None) -> None:
+        total = len(items) * len(self._names)
 
+        async def one(index: int, item: Item) -> None:
+            async with self._gate:
+                async for _ in self._item(index, item):
+                    self._done += 1
+                    if on_progress is not None:
+                        on_progress(self._done, total)
 
-def _row(name: str, item: Item, asked: Asked) -> Row | None:
-    if asked.answer is None or asked.grade is None:
-        return None
-    text = printable(asked.answer.text, 2000)
-    return Row(
-        name,
-        item.id,
-        asked.grade.score,
-        asked.grade.reason,
-        asked.answer.output_tokens,
-        asked.answer.finish,
-        text,
-        _tokens(asked.answer),
-    )
+        async with asyncio.TaskGroup() as group:
+            for index, item in enumerate(items):
+                group.create_task(one(index, item))
 
+    async def _item(self, index: int, item: Item) -> AsyncIterator[str]:
+        """Every release on one item, yielding after each."""
+        turn = index % len(self._names)
+        outcomes: dict[str, Asked] = {}
+        for name in (*self._names[turn:], *self._names[:turn]):
+            known = self._store.rows.get((name, item.id))
+            outcomes[name] = known.asked() if known else await self._asker.ask(item, self._releases[name])
+            if known is None and not isinstance(item.grader, Pairwise):
+                self._keep(name, item, outcomes[name])
+            yield name
+        if isinstance(item.grader, Pairwise):
+            await self._compare(item, outcomes)
 
-def _tokens(answer: Answer) -> str:
-    if answer.completion is None:
-        return ""
-    ids = ",".join(map(str, answer.completion.output_ids))
-    return f"sha256:{hashlib.sha256(ids.encode()).hexdigest()[:32]}"
+    async def _compare(self, item: Item, outcomes: Mapping[str, Asked]) -> None:
+        first = outcomes[self._names[0]]
+        for name in self._names:
+            if (name, item.id) in self._store.rows:
+                continue
+            if name == self._names[0]:
+                par = Grade(0.5, "what the others are compared with")
+                self._keep(name, item, Asked(first.answer, par if first.answer else None, first.missing, unpaid=first.unpaid))
+            else:
+                _, second = await self._asker.compare(item, first, outcomes[name])
+                self._keep(name, item, second)
+
+    def _keep(self, name: str, item: Item, asked: Asked) -> None:
+        row = row_of(name, item.id, asked, self._money(asked))
+        if row is not None:
+            self._store.add(row)
+            return
+        self.spent = self.spent or asked.unpaid
+        self.missing.append((name, item.id, asked.missing or "what it is compared with is missing"))
+
+    def _money(self, asked: Asked) -> float:
+        answer = asked.answer
+        if answer is None:
+            return 0.0
+        price = self._asker.bench.price
+        return answer.cost if answer.cost is not None else price.of(answer.prompt_tokens, answer.output_tokens)
 
 
 def _report(
@@ -246,11 +203,14 @@ def _report(
     rows: Mapping[tuple[str, str], Row],
     missing: tuple[tuple[str, str, str], ...],
     alpha: float,
+    spent: Mapping[str, Any],
+    budget_spent: bool,
 ) -> Report:
     summaries = tuple(_summary(suite, name, rows, alpha) for name in names)
     differences = tuple(_difference(suite, name, names[0], rows, alpha) for name in names[1:])
     kept = tuple(rows[name, item.id] for name in names for item in suite.items if (name, item.id) in rows)
-    return Report(suite.name, suite.digest, suite.split, alpha, summaries, differences, kept, missing)
+    facts = (suite.name, suite.digest, suite.split, alpha)
+    return Report(*facts, summaries, differences, kept, missing, spent, budget_spent)
 
 
 def _summary(suite: Suite, name: str, rows: Mapping[tuple[str, str], Row], alpha: float) -> Summary:
@@ -266,6 +226,8 @@ def _summary(suite: Suite, name: str, rows: Mapping[tuple[str, str], Row], alpha
         of_scores(scores, alpha),
         sum(row.output_tokens for _, row in answered),
         {tag: (math.fsum(values) / len(values), len(values)) for tag, values in by_tag.items()},
+        sum(row.prompt_tokens for _, row in answered),
+        math.fsum(row.money for _, row in answered),
     )
 
 

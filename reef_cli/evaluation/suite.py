@@ -4,8 +4,9 @@
      "grader": {"kind": "contains", "any": ["Paris"]}, "split": "heldout", "tags": ["facts"], "weight": 1.0,
      "max_new_tokens": 32, "must_not_regress": true}
 
-`split` is `heldout` (the default: what the gate decides by) or `development`. `must_not_regress` marks an anchor. Instead of a
-file, a dotted path `module:function` may give the items. Errors name the file and the line. The digest covers every item, so
+`split` is `heldout` (the default: what the gate decides by) or `development`. `must_not_regress` marks an anchor. `audit` is a
+second grader (a judge, say) that decides nothing: verdicts show where it disagrees with the first. Instead of a file, a dotted
+path `module:function` may give the items. Errors name the file and the line. The digest covers every item, so
 that evidence says exactly which suite judged. Does not know how answers come about.
 """
 
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from reef_cli.core.errors import ConfigError, MissingDependency, ReefError, SuiteNotFound
-from reef_cli.evaluation.graders import Grader, build, load_callable, suggest
+from reef_cli.evaluation.graders import AnyGrader, build, load_callable, suggest
+from reef_cli.evaluation.judging import Pairwise
 
 Split = Literal["development", "heldout"]
-_KEYS = dict.fromkeys(("id", "messages", "grader", "split", "tags", "weight", "max_new_tokens", "must_not_regress"))
+_KEYS = dict.fromkeys(("id", "messages", "grader", "split", "tags", "weight", "max_new_tokens", "must_not_regress", "audit"))
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -31,12 +33,13 @@ class Item:
 
     id: str
     messages: tuple[Mapping[str, Any], ...]
-    grader: Grader
+    grader: AnyGrader
     split: Split = "heldout"
     tags: tuple[str, ...] = ()
     weight: float = 1.0
     max_new_tokens: int | None = None
     anchor: bool = False
+    audit: AnyGrader | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,17 @@ def _item(row: object) -> Item:
         weight=_number(row, "weight", 1.0, 1000.0),
         max_new_tokens=None if row.get("max_new_tokens") is None else _tokens(row["max_new_tokens"]),
         anchor=_flag(row.get("must_not_regress", False)),
+        audit=_audit(row.get("audit")),
     )
+
+
+def _audit(value: object) -> AnyGrader | None:
+    if value is None:
+        return None
+    audit = build(value)
+    if isinstance(audit, Pairwise):
+        raise ConfigError("`audit` cannot be pairwise", why="it grades one answer", hint="use a judge")
+    return audit
 
 
 def _messages(value: object) -> tuple[Mapping[str, Any], ...]:

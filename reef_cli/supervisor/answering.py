@@ -5,9 +5,15 @@ from typing import Any
 
 import aiohttp
 
-from reef_cli.core.errors import UnsupportedField, UpstreamError
-from reef_cli.core.ports import Answer, ChatTemplate, GenerateRequest, Generation, Sampling
+from reef_cli.config.schema import EvaluationSettings
+from reef_cli.core.errors import EngineUnavailable, UnsupportedField, UpstreamError
+from reef_cli.core.ports import Answer, Answering, ChatTemplate, GenerateRequest, Generation, Sampling
 from reef_cli.core.types import Release
+from reef_cli.evaluation.asking import Bench
+from reef_cli.evaluation.budget import Price
+
+# Asked again after a pause; any other refusal is final.
+_TRANSIENT = (429, 502, 503, 504)
 
 
 class ModelAnswering:
@@ -20,7 +26,16 @@ class ModelAnswering:
     async def answer(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, release: Release | None) -> Answer:
         request = GenerateRequest(input_ids=self._chat.render(messages), sampling=sampling, release=release)
         completion = await self._generation.generate(request)
-        return Answer(completion.text, len(completion.output_ids), completion.finish, completion)
+        return Answer(completion.text, len(completion.output_ids), completion.finish, completion, completion.prompt_tokens)
+
+
+def bench_of(settings: EvaluationSettings, own: Answering, session: Callable[[], aiohttp.ClientSession]) -> Bench:
+    """The judge and the prices of an evaluation; without `judge_url` the deployment's own base model judges."""
+    judge, price = own, Price(settings.price_prompt, settings.price_output)
+    judge_price = Price(settings.judge_price_prompt, settings.judge_price_output)
+    if settings.judge_url is not None:
+        judge = UpstreamAnswering(settings.judge_url, settings.judge_model or "judge", settings.judge_api_key, session)
+    return Bench(judge, judge_price if settings.judge_url is not None else price, price)
 
 
 class UpstreamAnswering:
@@ -45,10 +60,12 @@ class UpstreamAnswering:
                 self._url, json=body, headers={**self._headers, "Accept-Encoding": "identity"}
             ) as response:
                 text = await response.text()
+                if response.status in _TRANSIENT:
+                    raise EngineUnavailable(f"The provider is overloaded ({response.status}).", why=text[:200])
                 if response.status >= 400:
                     raise UpstreamError(f"The provider answered {response.status}.", why=text[:200])
                 return _answer(await response.json(content_type=None))
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise UpstreamError("The connection to the provider failed.", why=str(error)) from error
 
 
@@ -56,7 +73,9 @@ def _answer(body: Any) -> Answer:
     try:
         choice = body["choices"][0]
         text = choice["message"].get("content") or ""
-        tokens = int((body.get("usage") or {}).get("completion_tokens", 0))
-        return Answer(text, tokens, str(choice.get("finish_reason") or "stop"))
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        usage = body.get("usage") or {}
+        tokens, prompt, cost = (usage.get(name) for name in ("completion_tokens", "prompt_tokens", "cost"))
+        finish = str(choice.get("finish_reason") or "stop")
+        return Answer(text, int(tokens or 0), finish, None, int(prompt or 0), None if cost is None else float(cost))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UpstreamError("The provider's answer has no choices.", hint="Is engine.api right for this provider?") from error

@@ -1,68 +1,162 @@
-"""Evaluations a person asks for: a release (or several) on a suite, answered like clients are answered.
+"""Evaluations a person asks for: any releases on any suite, answered like clients are answered.
 
-`POST /reef/scenarios/{s}/evaluate` and `reef eval` come here. One evaluation runs at a time; serving goes on beside it.
+`POST /reef/scenarios/{s}/evaluate` and `reef eval` come here. One evaluation runs at a time; serving goes on beside it. Answers
+are kept under `<home>/evaluations`, one file per suite and sampling: a run that was cut goes on where it stopped, and a further
+release costs only its own answers.
 """
 
 import asyncio
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from reef_cli.config.schema import EvaluationSettings
-from reef_cli.core.errors import SuiteNotFound
+from reef_cli.core.errors import InvalidRequest, ReleaseNotServable, SuiteNotFound
 from reef_cli.core.ids import ReleaseId
 from reef_cli.core.ports import Answering, Publishing
-from reef_cli.core.types import Release
-from reef_cli.evaluation.run import run_suite
+from reef_cli.core.types import Operation, Release, Surface
+from reef_cli.evaluation.asking import Asker, Bench
+from reef_cli.evaluation.gate import budget_of
+from reef_cli.evaluation.run import Report, header_of, run_suite
 from reef_cli.evaluation.suite import Suite
+from reef_cli.releases.service import ReleaseService
+
+# So many releases stand in an engine at once and are asked in turns; more are asked one after another.
+TOGETHER = 3
+# Points of a chain that are evaluated by default; a longer one is sampled evenly, both ends included.
+POINTS = 12
 
 
 class Evaluations:
     """Runs suites against releases of this deployment."""
 
-    def __init__(self, answering: Answering, publishing: Publishing, settings: EvaluationSettings, suite: Suite | None) -> None:
+    def __init__(
+        self,
+        answering: Answering,
+        publishing: Publishing,
+        settings: EvaluationSettings,
+        suite: Suite | None,
+        bench: Bench,
+        releases: ReleaseService,
+        folder: Path,
+    ) -> None:
         self.suite = suite
         self._answering = answering
         self._publishing = publishing
         self._settings = settings
+        self._bench = bench
+        self._releases = releases
+        self._folder = folder
         self._lock = asyncio.Lock()
 
     async def evaluate(self, scenario: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`{release_id, against?, suite?}` -> the report: score, interval, rows, and the paired difference to `against`."""
-        suite = await self._chosen(body.get("suite"))
-        named = [body.get("against"), body.get("release_id") or body.get("candidate")]
+        """`{release_id | releases | since, against?, suite?, split?, limit?, points?, again?}` -> the report as JSON.
+
+        The first release, or `against`, is what the others are compared with; `score` and `interval` are the last one's.
+        """
+        suite = await self._chosen(body)
+        names, skipped = await self._named(scenario, body)
         async with self._lock:
-            releases: list[Release | None] = []
-            for release_id in dict.fromkeys(name for name in named if name):
-                releases.append(await self._publishing.resolve(scenario, ReleaseId(str(release_id)), None))
-            report = await run_suite(
-                self._answering,
-                suite,
-                releases,
-                max_new_tokens=self._settings.max_new_tokens,
-                temperature=self._settings.temperature,
-                alpha=self._settings.alpha,
-                concurrency=self._settings.concurrency,
-            )
+            report = await self._run(scenario, suite, names, again=bool(body.get("again")))
         judged = report.summaries[-1]
         return {
             "scenario": scenario,
-            "release_id": releases[-1].release_id if releases[-1] else None,
+            "release_id": names[-1],
             "suite": report.suite,
+            "digest": report.digest,
             "split": report.split,
+            "alpha": report.alpha,
             "items": judged.items,
             "missing": judged.missing,
             "score": judged.mean,
             "interval": judged.interval,
+            "releases": [asdict(summary) for summary in report.summaries],
             "differences": [asdict(difference) for difference in report.differences],
             "rows": [asdict(row) for row in report.rows],
+            "missing_items": [dict(zip(("release", "item", "why"), row, strict=True)) for row in report.missing],
+            "skipped": skipped,
+            "spent": report.spent,
+            "budget_spent": report.budget_spent,
         }
 
-    async def _chosen(self, source: Any) -> Suite:
-        if source is not None:
+    async def _run(self, scenario: str, suite: Suite, names: Sequence[str], *, again: bool) -> Report:
+        settings = self._settings
+        budget = budget_of(settings)
+        asker = Asker(
+            self._answering, settings.max_new_tokens, settings.temperature, suite.digest, bench=self._bench, budget=budget
+        )
+        state = self._state(scenario, header_of(suite, asker, names[0]))
+        if again:
+            state.unlink(missing_ok=True)
+        releases = [await self._release(scenario, name) for name in names]
+        facts = {"alpha": settings.alpha, "concurrency": settings.concurrency, "state": state, "asker": asker}
+        if len(names) > TOGETHER or any([not await self._beside(release) for release in releases]):
+            # One after another fills the state; the run over all of them then asks nothing and reports.
+            for release in releases:
+                first = [] if release is releases[0] else [releases[0]]
+                await self._publishing.stage(release)
+                try:
+                    await run_suite(self._answering, suite, [*first, release], **facts)  # type: ignore[arg-type]
+                finally:
+                    await self._publishing.unstage(release)
+        return await run_suite(self._answering, suite, releases, **facts)  # type: ignore[arg-type]
+
+    async def _release(self, scenario: str, name: str) -> Release:
+        return await asyncio.to_thread(self._releases.get, scenario, ReleaseId(name))
+
+    async def _beside(self, release: Release) -> bool:
+        """Whether the engine can serve the release beside its head; it does from now on."""
+        try:
+            await self._publishing.resolve(release.scenario, release.release_id, None)
+        except ReleaseNotServable:
+            if not release.restorable:
+                raise
+            return False
+        return True
+
+    def _state(self, scenario: str, header: Mapping[str, Any]) -> Path:
+        key = hashlib.sha256(json.dumps([scenario, header], sort_keys=True).encode()).hexdigest()[:24]
+        return self._folder / f"{key}.jsonl"
+
+    async def _named(self, scenario: str, body: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The releases to evaluate, what they are compared with first, and those of the chain that cannot be."""
+        if since := body.get("since"):
+            chain = await asyncio.to_thread(self._releases.list, scenario)
+            return chain_since(chain, str(since), int(body.get("points") or POINTS))
+        wanted = [body.get("against"), body.get("release_id") or body.get("candidate"), *(body.get("releases") or ())]
+        return list(dict.fromkeys(str(name) for name in wanted if name)), []
+
+    async def _chosen(self, body: Mapping[str, Any]) -> Suite:
+        if (source := body.get("suite")) is not None:
             suite = await asyncio.to_thread(Suite.load, str(source))
         elif self.suite is not None:
             suite = self.suite
         else:
             raise SuiteNotFound("No suite is configured.", hint="Name one with --suite, or set evaluation.suite in serve.yaml.")
-        return suite.select(self._settings.split, self._settings.limit)
+        return suite.select(str(body.get("split") or self._settings.split), body.get("limit") or self._settings.limit)
+
+
+def chain_since(releases: Sequence[Release], since: str, points: int) -> tuple[list[str], list[str]]:
+    """Ids from `since` to the head, oldest first, each content once, at most `points` of them; and those that are lost.
+
+    Only what changes a model's answers counts: releases of weights, and the creation.
+    """
+    chain = [release for release in reversed(releases) if not release.pending]
+    start = next((index for index, release in enumerate(chain) if release.release_id == since), None)
+    if start is None:
+        raise InvalidRequest(f"{since} is not in the chain", hint="list it: reef release list")
+    seen: dict[str, Release] = {}
+    for release in chain[start:]:
+        if release.surface is Surface.WEIGHTS or release.operation is Operation.CREATION:
+            seen.setdefault(release.content_id, release)
+    lost = [release.release_id for release in seen.values() if not release.restorable]
+    kept = [release.release_id for release in seen.values() if release.restorable]
+    if not kept:
+        raise InvalidRequest(f"no release since {since} can be served any more", why="their bytes were dropped")
+    if len(kept) > points:
+        last = len(kept) - 1
+        kept = [kept[round(last * point / (max(2, points) - 1))] for point in range(max(2, points))]
+    return [str(name) for name in kept], [str(name) for name in lost]

@@ -35,7 +35,7 @@ from reef_cli.learning.contract import Recipe
 from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
 from reef_cli.releases.service import ReleaseService
-from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering
+from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering, bench_of
 from reef_cli.supervisor.evaluations import Evaluations
 from reef_cli.supervisor.harness import open_harness
 from reef_cli.supervisor.learning import Parts, check_recipe, make_trainer, make_worker, push_weights, pushes_whole_weights
@@ -111,7 +111,17 @@ class Stack:
             serving=serving,
             apart=self.shadow,
         )
-        self.evaluations = Evaluations(self._answering(), self.publisher, settings.evaluation, self._suite())
+        self.routing = Routing(self.publisher, judging(settings.evaluation))
+        self.bench = bench_of(settings.evaluation, self._answering(), self._session)
+        self.evaluations = Evaluations(
+            self._answering(),
+            self.publisher,
+            settings.evaluation,
+            self._suite(),
+            self.bench,
+            self.releases,
+            self.home.evaluations,
+        )
         if self.recipe is not None:
             self._build_worker(self.recipe)
         self.status = Status(self)
@@ -230,6 +240,7 @@ class Stack:
             self.evaluations.suite,
             self.trainer,
             self.clock,
+            self.bench,
             self.home,
             self.engine.chat,
         )

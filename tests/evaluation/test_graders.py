@@ -115,7 +115,7 @@ def test_a_misspelt_kind_gets_a_suggestion():
 
 
 def test_every_grader_has_a_case():
-    assert {spec["kind"] for spec, _, _ in CASES} | {"python", "json_schema"} == set(GRADERS)
+    assert {spec["kind"] for spec, _, _ in CASES} | {"python", "json_schema", "unit_tests", "judge", "pairwise"} == set(GRADERS)
 
 
 def half(answer: str, word: str) -> tuple[float, str]:

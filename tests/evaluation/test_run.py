@@ -7,7 +7,7 @@ import pytest
 from reef_cli.core.errors import ConfigError, EngineUnavailable, EvaluationError
 from reef_cli.core.ports import Answer, Completion
 from reef_cli.evaluation import Asker, Suite, run_suite
-from reef_cli.evaluation.run import _tokens
+from reef_cli.evaluation.rows import tokens_digest
 
 A, B = "r1-aaaaaaaa", "r2-bbbbbbbb"
 
@@ -135,5 +135,5 @@ def test_equal_token_digests_mean_equal_tokens():
     def answer(*ids):
         return Answer("same text", len(ids), "stop", Completion("same text", ids, (0.0,) * len(ids), "stop", (), 1))
 
-    assert _tokens(answer(1, 2)) == _tokens(answer(1, 2)) != _tokens(answer(12))
-    assert _tokens(Answer("x", 1, "stop")) == ""
+    assert tokens_digest(answer(1, 2)) == tokens_digest(answer(1, 2)) != tokens_digest(answer(12))
+    assert tokens_digest(Answer("x", 1, "stop")) == ""

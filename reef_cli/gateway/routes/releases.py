@@ -5,6 +5,7 @@ slow disk never holds up inference.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from reef_cli.core.errors import InvalidRequest, MissingDependency
 from reef_cli.core.types import Release
 from reef_cli.gateway.answers import answer, release_view
 from reef_cli.gateway.bodies import only, read_object, text_field
-from reef_cli.gateway.context import principal_of
+from reef_cli.gateway.context import author_of
 from reef_cli.gateway.deps import Route, deps_of
 from reef_cli.gateway.lookup import find_release, path_scenario, release_field
 
@@ -53,7 +54,7 @@ async def promote(request: web.Request) -> web.Response:
     release_id = release_field(body, "release_id", required=True)
     assert release_id is not None
     expected = release_field(body, "expected_head")
-    return _moved(await deps.publishing.promote(scenario, release_id, expected, _author(request)))
+    return _moved(await deps.publishing.promote(scenario, release_id, expected, author_of(request)))
 
 
 async def rollback(request: web.Request) -> web.Response:
@@ -62,23 +63,41 @@ async def rollback(request: web.Request) -> web.Response:
     scenario = path_scenario(request).name
     body = await _body(request, ("release_id", "expected_head"))
     release_id, expected = release_field(body, "release_id"), release_field(body, "expected_head")
-    return _moved(await deps.publishing.rollback(scenario, release_id, expected, _author(request)))
+    return _moved(await deps.publishing.rollback(scenario, release_id, expected, author_of(request)))
 
 
 async def evaluate(request: web.Request) -> web.Response:
-    """Evaluate a release or a candidate on a suite; the answer is the evaluation's own."""
+    """Evaluate releases on a suite, or the chain since one of them; the answer is the evaluation's own."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
-    body = await _body(request, ("release_id", "candidate", "suite", "against"))
-    named = [name for name in ("release_id", "candidate") if text_field(body, name, longest=1024) is not None]
-    if len(named) != 1:
-        raise InvalidRequest("name either release_id or candidate")
-    text_field(body, "suite", longest=1024)
-    if named == ["release_id"]:
-        await find_release(deps, scenario, body["release_id"])
+    body = await _body(request, _EVALUATE)
+    for name in _asked(body):
+        await find_release(deps, scenario, name)
     if deps.evaluate is None:
         raise MissingDependency("this deployment cannot evaluate", hint="set evaluation.suite in serve.yaml")
     return answer(await deps.evaluate(scenario, body))
+
+
+_SUBJECTS = ("release_id", "candidate", "since", "releases")
+_EVALUATE = (*_SUBJECTS, "suite", "against", "split", "limit", "points", "again")
+
+
+def _asked(body: Mapping[str, Any]) -> list[str]:
+    """The releases an evaluation names. `InvalidRequest` unless one of the ways to name them is used, and used right."""
+    if sum(body.get(name) is not None for name in _SUBJECTS) != 1:
+        raise InvalidRequest(f"name what to evaluate: one of {', '.join(_SUBJECTS)}")
+    texts = [text_field(body, name, longest=64) for name in ("release_id", "candidate", "since", "against")]
+    text_field(body, "suite", longest=1024)
+    if text_field(body, "split") not in (None, "all", "heldout", "development"):
+        raise InvalidRequest("split is all, heldout or development", param="split")
+    for name in ("limit", "points"):
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InvalidRequest(f"{name} is a whole number above 0", param=name)
+    several = body.get("releases", [])
+    if not isinstance(several, list) or len(several) > 100 or not all(isinstance(name, str) for name in several):
+        raise InvalidRequest("releases is a list of at most 100 release ids", param="releases")
+    return [text for text in texts if text] + several
 
 
 async def _body(request: web.Request, fields: tuple[str, ...]) -> dict[str, Any]:
@@ -92,11 +111,6 @@ async def _body(request: web.Request, fields: tuple[str, ...]) -> dict[str, Any]
 
 def _moved(head: Release) -> web.Response:
     return answer(release_view(head, head))
-
-
-def _author(request: web.Request) -> str:
-    """Who moved a release, as the chain records it: the caller's token digest, never the token."""
-    return f"user:{principal_of(request).name}"
 
 
 _BASE = "/reef/scenarios/{scenario}"
