@@ -8,8 +8,8 @@ parsed, so any bytes in any dialect come back exactly, whitespace, key order and
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-_STRIDE = 1 << 14
-_BLOCK = 512
+_BLOCK = 64
+_STEPS = (1 << 14, 1 << 10, _BLOCK)
 MIN_SAVING = 256
 """A delta must save this many bytes to be worth keeping its base alive."""
 
@@ -27,10 +27,9 @@ def common_prefix(a: bytes, b: bytes) -> int:
     """Length of the longest common prefix."""
     limit = min(len(a), len(b))
     low = 0
-    while low < limit and a[low : low + _STRIDE] == b[low : low + _STRIDE]:
-        low += _STRIDE
-    while low < limit and a[low : low + _BLOCK] == b[low : low + _BLOCK]:
-        low += _BLOCK
+    for step in _STEPS:
+        while low < limit and a[low : low + step] == b[low : low + step]:
+            low += step
     if low >= limit:
         return limit
     size = min(_BLOCK, limit - low)
@@ -40,10 +39,9 @@ def common_prefix(a: bytes, b: bytes) -> int:
 def common_suffix(a: bytes, b: bytes, limit: int) -> int:
     """Length of the longest common suffix of at most `limit` bytes."""
     low, end_a, end_b = 0, len(a), len(b)
-    while low < limit and a[max(end_a - low - _STRIDE, 0) : end_a - low] == b[max(end_b - low - _STRIDE, 0) : end_b - low]:
-        low += _STRIDE
-    while low < limit and a[max(end_a - low - _BLOCK, 0) : end_a - low] == b[max(end_b - low - _BLOCK, 0) : end_b - low]:
-        low += _BLOCK
+    for step in _STEPS:
+        while low < limit and a[max(end_a - low - step, 0) : end_a - low] == b[max(end_b - low - step, 0) : end_b - low]:
+            low += step
     if low >= limit:
         return limit
     size = min(_BLOCK, limit - low)

@@ -89,6 +89,5 @@ def one_line(text: str, width: int = 160) -> str:
     line = text[: 4 * width].strip()
     if "  " in line or not line.isprintable():  # every blank but the plain one is unprintable
         line = " ".join(line.split())
-    if not line.isprintable():
         line = "".join(character for character in line if character.isprintable())
     return line if len(line) <= width else line[: width - 1] + "…"

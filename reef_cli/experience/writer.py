@@ -11,6 +11,7 @@ import logging
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -22,6 +23,8 @@ Durability = Literal["process", "power"]
 
 GROUP = 512
 """Units per transaction: beyond this the rate no longer rises, only the wait of the first unit."""
+GATHER_S = 0.002
+"""How long a group gathers where several units came together last time. A lone caller never waits for company."""
 CHECKPOINT_IDLE = 16 << 20
 CHECKPOINT_NOW = 128 << 20
 """Bytes of write-ahead log after which it is folded into the database: when the queue is empty, and in any case."""
@@ -99,6 +102,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
+        self._crowded = False
         self._checkpointed = connection.total_changes
         self._thread = threading.Thread(target=self._run, name="experience-writer", daemon=True)
         self._thread.start()
@@ -134,6 +138,7 @@ class Writer:
         while running:
             units: list[_Unit] = []
             running = self._collect(units)
+            self._crowded = len(units) > 1
             if units:
                 self._commit(units)
                 self._deliver(units)
@@ -147,8 +152,13 @@ class Writer:
         self._connection.close()
 
     def _collect(self, units: list[_Unit]) -> bool:
-        """Wait for work, then take all that is there; False when the writer is to end after it."""
+        """Wait for work, then take all that is there; False when the writer is to end after it.
+
+        Under load a moment's wait pays: a transaction of one row costs thrice its share of one of eight.
+        """
         unit = self._queue.get()
+        if self._crowded:
+            time.sleep(GATHER_S)
         while unit is not None:
             units.append(unit)
             if len(units) >= GROUP:
