@@ -5,6 +5,7 @@ against a model that always says the same. `provision` gives the server its own 
 """
 
 import base64
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from reef_cli.core.errors import EvaluationError
 from reef_cli.harness.adapter import Adapter
 from reef_cli.harness.client import agent as programs
 from reef_cli.harness.client.store import Place, Refused, locked
-from reef_cli.harness.episodes import Caps, Runtime, Task, run
+from reef_cli.harness.episodes import Caps, Episode, Runtime, Task, run
 from reef_cli.harness.install import bundle
 from reef_cli.harness.probe import Probe
 from reef_cli.harness.tree import Tree
@@ -35,11 +36,15 @@ def provision(adapter: Adapter, base: Path, environment: Mapping[str, str], vers
     return place
 
 
-def load_test(runtime: Runtime, tree: Tree, state: Path) -> str | None:
-    """Why the agent does not start with this tree, or None. `UnsupportedArtifact` when it cannot take the tree at all."""
+def load_test(runtime: Runtime, tree: Tree, state: Path, cancel: threading.Event | None = None) -> Episode:
+    """One turn of the agent with this tree; `fault` reads the result. `UnsupportedArtifact` when it cannot take the tree."""
     with Probe() as probe:
         local = replace(runtime, gateway=probe.url, token="", headers={})
-        episode = run(local, tree, Task("load-test", "Say ok."), state=state, caps=_CAPS)
+        return run(local, tree, Task("load-test", "Say ok."), state=state, caps=_CAPS, cancel=cancel)
+
+
+def fault(episode: Episode) -> str | None:
+    """Why the agent did not get through its load test, or None."""
     if episode.outcome == "outage":
         return episode.reason
     if episode.limit is not None:

@@ -17,7 +17,7 @@ import pytest
 
 from reef_cli.core.errors import EvaluationError, MissingDependency, UnsupportedArtifact
 from reef_cli.harness import discovery, sandbox
-from reef_cli.harness.admission import load_test, provision
+from reef_cli.harness.admission import fault, load_test, provision
 from reef_cli.harness.episodes import Caps, Runtime, Task, run, sweep
 from reef_cli.harness.files import TreeFile
 from reef_cli.harness.pool import LocalPool, run_pairs
@@ -205,9 +205,9 @@ def test_without_a_sandbox_episodes_are_refused(
 
 def test_load_test_finds_trees_the_agent_does_not_start_with(make: Callable[[bool], Runtime], tmp_path: Path) -> None:
     runtime = make(True)
-    assert load_test(runtime, TREE, tmp_path / "s") is None
+    assert fault(load_test(runtime, TREE, tmp_path / "s")) is None
     bad = Tree.of([{"id": "c", "kind": "config", "config": {"value": {"max_turns": "many"}}}])
-    assert load_test(runtime, bad, tmp_path / "s")
+    assert fault(load_test(runtime, bad, tmp_path / "s"))
     with pytest.raises(UnsupportedArtifact):
         load_test(runtime, Tree.of([{"id": "x", "kind": "mcp", "config": {"command": "x"}}]), tmp_path / "s")
 

@@ -62,6 +62,7 @@ def test_install_run_report_uninstall(
     assert (
         first["headers"]["x-reef-scenario"] == "default"
         and first["headers"]["x-reef-tag-session"] == second["headers"]["x-reef-tag-session"]
+        and first["headers"]["x-reef-tag-harness"] == "r1-aaaaaaaa"
     )
     assert "real-token" not in json.dumps(second["body"])
     assert wrapper(home, "report", "--score", "1", "--feedback", "good").returncode == 0
