@@ -30,6 +30,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("release", "Release", "release", "List, compare, verify, promote and roll back releases"),
     Command("rollback", "Release", "rollback", "Serve an earlier release's content again"),
     Command("eval", "Release", "evaluate", "Evaluate a release on a suite"),
+    Command("route", "Release", "route", "Show and set who answers which share: pin, canary, shadow"),
     Command("recipe", "Build", "recipe", "List recipes and show their settings"),
     Command("harness", "Build", "harness", "Install agents with a scenario's harness, read it and propose changes"),
     Command("model", "Build", "model", "Get models into the cache and list them"),

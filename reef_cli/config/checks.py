@@ -75,6 +75,8 @@ CHECKS: tuple[Check, ...] = (
     ("evaluation.temperature", lambda value: value >= 0, "must not be negative"),
     ("evaluation.alpha", _share, "must lie between 0 and 1"),
     ("evaluation.max_kl", _positive, "must be above 0"),
+    ("evaluation.canary_alpha", lambda value: 0 < value <= 0.5, "must be above 0 and at most 0.5"),
+    ("evaluation.canary_margin", lambda value: 0 <= value <= 1, "must be 0 to 1"),
     ("evaluation.concurrency", _positive, "must be at least 1"),
     ("storage.keep_bytes", lambda value: value >= 0, "must not be negative"),
     ("storage.keep_days", lambda value: value >= 0, "must not be negative"),
@@ -103,6 +105,8 @@ def relation_faults(settings: Settings) -> Iterator[tuple[str, str, str]]:
         )
     if engine.api_key is not None and engine.api_key_file is not None:
         yield "engine.api_key", "the upstream key is given twice", "keep engine.api_key or engine.api_key_file"
+    if settings.evaluation.score_low >= settings.evaluation.score_high:
+        yield "evaluation.score_low", "the lowest score is not below evaluation.score_high", "for example 0 and 1, or -1 and 1"
     if trainer.method == "lora" and trainer.push == "full":
         yield "trainer.push", "a LoRA adapter cannot be pushed as full weights", "use adapter or merged"
     if trainer.method == "full" and trainer.push in ("adapter", "merged"):

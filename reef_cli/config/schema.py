@@ -196,9 +196,6 @@ class EvaluationSettings:
     concurrency: int = 8
     """Answers asked for at once."""
 
-
-@dataclass(frozen=True, slots=True)
-class StorageSettings:
     max_calls: int | None = None
     """Most calls of models one evaluation may make, its judge's included; absent: no limit."""
 
@@ -244,6 +241,9 @@ class StorageSettings:
     """Retention and the release store."""
 
     keep_bytes: int | None = None
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
     """Evict consumed records beyond this many bytes, oldest first; absent: keep all."""
 
     keep_days: float | None = None

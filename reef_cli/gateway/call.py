@@ -1,12 +1,15 @@
 """One inference request on its way: what came in, for whom, and what its answer will carry."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
+from reef_cli.core.errors import InvalidRequest, UnsupportedField
 from reef_cli.core.types import Dialect, Release
+from reef_cli.gateway import dialects
 from reef_cli.gateway.bodies import parse_object, read_body
 from reef_cli.gateway.context import RECEIPT_HEADER, RELEASE_HEADER, WEIGHT_HEADER, RequestContext, open_context
 from reef_cli.gateway.deps import Deps, deps_of
@@ -15,7 +18,10 @@ from reef_cli.gateway.dialects.canonical import Envelope
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`raw` are the client's bytes (decompressed), `body` the same parsed. `release` is what the request resolved to."""
+    """`raw` are the client's bytes (decompressed), `body` the same parsed. `release` is what the request resolved to.
+
+    `session` is what routing keeps together: the session named, the one continued, or else the request itself.
+    """
 
     request: web.Request
     deps: Deps
@@ -25,6 +31,7 @@ class Call:
     body: Mapping[str, Any]
     release: Release
     created_at: float
+    session: str = ""
 
     @property
     def receipt(self) -> str | None:
@@ -68,5 +75,17 @@ async def open_call(request: web.Request, dialect: Dialect) -> Call:
     raw = await read_body(request, deps.settings.body_limit_bytes)
     body = parse_object(raw)
     context = await open_context(request, body)
-    release = await deps.publishing.resolve(context.scenario, context.pin, context.session)
-    return Call(request, deps, context, dialect, raw, body, release, deps.clock.now())
+    session = context.session or await _continued(deps, context, dialect, body)
+    release = await deps.publishing.resolve(context.scenario, context.pin, session)
+    return Call(request, deps, context, dialect, raw, body, release, deps.clock.now(), session)
+
+
+async def _continued(deps: Deps, context: RequestContext, dialect: Dialect, body: Mapping[str, Any]) -> str:
+    """The session of a request that names none: the conversation its messages continue, where routing asks for it."""
+    if deps.routing is None or not deps.routing.splits(context.scenario):
+        return context.receipt
+    try:
+        messages = dialects.messages_of(dialect, body)
+    except (InvalidRequest, UnsupportedField):  # a body only its provider understands
+        return context.receipt
+    return await asyncio.to_thread(deps.log.conversation, context.scenario, messages) or context.receipt

@@ -91,6 +91,11 @@ def principal_of(request: web.Request) -> Principal:
     return principal
 
 
+def author_of(request: web.Request) -> str:
+    """Who moved a release, as the chain records it: the caller's token digest, never the token."""
+    return f"user:{principal_of(request).name}"
+
+
 def split_scenario_path(path: str) -> tuple[str | None, str]:
     """`(scenario, rest)` of `/s/<scenario>/v1/...`, else `(None, path)`. Doubled slashes are tolerated everywhere but in
     place of the name, where they mean a blank one. `path` is raw; the name comes unquoted."""

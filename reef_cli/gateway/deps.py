@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
@@ -21,6 +21,7 @@ from reef_cli.config.schema import ReefSettings
 from reef_cli.core.clock import Clock, SystemClock
 from reef_cli.core.ports import ChatTemplate, LearningPort, Publishing
 from reef_cli.core.types import Release
+from reef_cli.releases.routing import Auto, Policy
 from reef_cli.telemetry.traces import NoTracer, Tracer
 
 if TYPE_CHECKING:
@@ -87,6 +88,29 @@ Evaluate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """`(scenario, {release_id?, candidate?, suite?}) -> result`; raises the core errors."""
 
 
+class Routing(Protocol):
+    """Which releases answer which share of a scenario's traffic, as the routes ask it."""
+
+    auto: Auto
+    """How a canary is judged where its policy only says that it is."""
+
+    def splits(self, scenario: str) -> bool:
+        """Whether it matters which session a request belongs to."""
+        ...
+
+    async def view(self, scenario: str) -> Mapping[str, Any]:
+        """The policy in force, its release, who serves which share, and how a canary does."""
+        ...
+
+    async def set(self, scenario: str, policy: Policy, expected_head: str | None, author: str) -> Release:
+        """Release a policy. `HeadMoved`, `ReleaseNotFound`, `NotRestorable`, `ReleaseNotServable`."""
+        ...
+
+    def shadows(self, scenario: str, limit: int) -> Mapping[str, Any]:
+        """What shadows answered lately, beside what clients got."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deps:
     """Everything the routes use. Optional callables are None where the deployment has no such ability."""
@@ -122,8 +146,8 @@ class Deps:
     """Take a learning step with what is queued, batch full or not."""
     request_gate: Callable[[str], Awaitable[str]] | None = None
     """Judge the head with the full evaluation now; the id of the job that does. Raises `JobOut`."""
-    routing: Callable[[str], Mapping[str, Any]] | None = None
-    set_routing: Callable[[str, Mapping[str, Any]], Awaitable[Release | None]] | None = None
+    routing: Routing | None = None
+    """None: the head serves everything."""
     contract: Callable[[str], Mapping[str, Any]] | None = None
     """What reports this scenario's recipe takes, for `GET /reef/scenarios/{s}/contract`."""
     extra_routes: Sequence[Route] = ()

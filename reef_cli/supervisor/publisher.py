@@ -18,9 +18,11 @@ from reef_cli.core.clock import Clock
 from reef_cli.core.errors import EngineError, EngineUnavailable, NotRestorable, ReefError, ReleaseNotServable
 from reef_cli.core.ids import ContentId, ReleaseId
 from reef_cli.core.ports import Serving
-from reef_cli.core.types import Artifact, Draft, Operation, Release
+from reef_cli.core.types import Artifact, Draft, Operation, Release, Surface
 from reef_cli.experience.log import ExperienceLog
+from reef_cli.releases.routing import Policy
 from reef_cli.releases.service import ReleaseService
+from reef_cli.supervisor.routes import Route, Routes
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Publisher:
         self._locks: dict[str, asyncio.Lock] = {}
         self._loaded: dict[str, list[Release]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.routes = Routes(releases, self._load, _alone(serving, apart))
 
     # -- scenarios -----------------------------------------------------------------------------------------------------
 
@@ -76,12 +79,14 @@ class Publisher:
             head = await asyncio.to_thread(self._releases.head, scenario) or release
             await self._load(head)
             self._served[scenario] = head
+            await self._follow_routing(scenario)
             return head
 
     async def close(self, scenario: str) -> None:
         """Forget an archived scenario."""
         async with self._lock(scenario):
             self._served.pop(scenario, None)
+            self.routes.drop(scenario)
             for release in self._loaded.pop(scenario, []):
                 self._unload_later(release)
 
@@ -91,10 +96,12 @@ class Publisher:
         except KeyError:
             raise EngineUnavailable(f"Scenario {scenario} is not loaded yet; try again, the service is unavailable.") from None
 
-    async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:  # noqa: ARG002 - canaries
+    async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:
         if pin is None:
-            return self._served.get(scenario) or await self.open(scenario)
+            return self.routes.choose(self._served.get(scenario) or await self.open(scenario), session)
         release = await asyncio.to_thread(self._releases.get, scenario, pin)
+        if release.surface is Surface.ROUTING:
+            raise ReleaseNotServable(f"{pin} is a routing policy, which answers nothing itself.")
         if self._serving is None or self._serving.servable(release):
             return release
         if not release.restorable:
@@ -114,8 +121,8 @@ class Publisher:
     # -- publications --------------------------------------------------------------------------------------------------
 
     async def stage(self, candidate: Release) -> None:
-        if self._is_served(candidate):
-            return
+        if candidate.kind == "harness" or self._is_served(candidate):
+            return  # a harness is tried by episodes that bring it themselves
         if self._apart is not None:
             await self._apart.stage(candidate, await self._directory(candidate))
         elif candidate.pending and self._serving is not None:
@@ -125,6 +132,8 @@ class Publisher:
                 await self._load(candidate)
 
     async def unstage(self, candidate: Release) -> None:
+        if candidate.kind == "harness":
+            return
         if self._apart is not None:
             await self._apart.unstage(candidate)
         elif candidate.pending and self._serving is not None and not self._is_served(candidate):
@@ -141,21 +150,55 @@ class Publisher:
         await self._note(release, "held", {})
         return release
 
-    async def promote(self, scenario: str, release_id: ReleaseId, expected_head: ReleaseId | None, author: str) -> Release:
+    async def promote(
+        self,
+        scenario: str,
+        release_id: ReleaseId,
+        expected_head: ReleaseId | None,
+        author: str,
+        evidence: Mapping[str, Any] | None = None,
+    ) -> Release:
+        move = self._releases.promote
         async with self._lock(scenario):
-            release = await asyncio.to_thread(self._releases.promote, scenario, release_id, expected_head, author)
+            release = await asyncio.to_thread(move, scenario, release_id, expected_head, author, evidence)
             return await self._serve(release)
 
     async def rollback(
-        self, scenario: str, release_id: ReleaseId | None, expected_head: ReleaseId | None, author: str
+        self,
+        scenario: str,
+        release_id: ReleaseId | None,
+        expected_head: ReleaseId | None,
+        author: str,
+        evidence: Mapping[str, Any] | None = None,
     ) -> Release:
+        move = self._releases.rollback
         async with self._lock(scenario):
-            release = await asyncio.to_thread(self._releases.rollback, scenario, release_id, expected_head, author)
+            release = await asyncio.to_thread(move, scenario, release_id, expected_head, author, evidence)
             return await self._serve(release)
 
-    async def follow(self, scenario: str) -> Release:
-        """Serve the chain's head if another process (an offline command) moved it."""
+    async def route(
+        self,
+        scenario: str,
+        policy: Policy,
+        expected_head: str | None,
+        author: str,
+        operation: Operation = Operation.ROUTE,
+        evidence: Mapping[str, Any] | None = None,
+    ) -> Release:
+        """Release a policy and serve by it. What it names is loaded first, so one that cannot be served changes nothing."""
         async with self._lock(scenario):
+            arms = await self.routes.prepare(scenario, policy)
+            move = self._releases.route
+            release = await asyncio.to_thread(move, scenario, policy, expected_head, author, operation, evidence)
+            self.routes.put(scenario, Route(release, policy, arms))
+            self._retire(scenario)
+        await self._note(release, "routed", {"policy": policy.wire(), "operation": operation, "author": author})
+        return release
+
+    async def follow(self, scenario: str) -> Release:
+        """Serve the chain's head and its routing policy if another process (an offline command) moved them."""
+        async with self._lock(scenario):
+            await self._follow_routing(scenario)
             head = await asyncio.to_thread(self._releases.head, scenario)
             served = self._served.get(scenario)
             if head is None or (served is not None and served.release_id == head.release_id):
@@ -163,6 +206,15 @@ class Publisher:
             return await self._serve(head)
 
     # -- inside the lock -----------------------------------------------------------------------------------------------
+
+    async def _follow_routing(self, scenario: str) -> None:
+        route = await self.routes.follow(scenario)
+        if route is None or route.release is None:
+            return
+        if route.fault is not None:
+            logger.warning("the routing policy %s is not served: %s", route.release.release_id, route.fault)
+        event = "routed" if route.fault is None else "routing_failed"
+        await self._note(route.release, event, {"policy": route.policy.wire(), "because": route.fault})
 
     async def _serve(self, release: Release) -> Release:
         """Bring a published release to the engine and route to it; undo in the chain what cannot be loaded."""
@@ -230,7 +282,7 @@ class Publisher:
         """
         loaded = self._loaded.get(scenario, [])
         keep = {self._served[scenario].release_id, *[release.release_id for release in loaded if release.gated][-1:]}
-        spare = [release for release in loaded if release.release_id not in keep]
+        spare = [release for release in loaded if release.release_id not in keep and not self.routes.uses(release)]
         for release in spare[: max(0, len(spare) - KEEP_LOADED)]:
             loaded.remove(release)
             self._unload_later(release)
@@ -250,8 +302,9 @@ class Publisher:
         task.add_done_callback(self._tasks.discard)
 
     def _is_served(self, release: Release) -> bool:
+        """Whether clients may get this release, as the head or by the routing policy."""
         served = self._served.get(release.scenario)
-        return served is not None and served.release_id == release.release_id
+        return (served is not None and served.release_id == release.release_id) or self.routes.uses(release)
 
     def _lock(self, scenario: str) -> asyncio.Lock:
         return self._locks.setdefault(scenario, asyncio.Lock())
@@ -266,3 +319,10 @@ class Publisher:
             )
 
         await self._log.write(write)
+
+
+def _alone(serving: Serving | None, apart: Staging | None) -> str | None:
+    """Why this deployment's engine can serve one release only; None when releases stand beside each other."""
+    if serving is None:
+        return "the model is the provider's, the same for every release"
+    return "each release replaces all of the engine's weights (trainer.push: merged or full)" if apart is not None else None

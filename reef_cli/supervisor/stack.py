@@ -41,7 +41,9 @@ from reef_cli.supervisor.harness import open_harness
 from reef_cli.supervisor.learning import Parts, check_recipe, make_trainer, make_worker, push_weights, pushes_whole_weights
 from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.meters import LearningMeters
+from reef_cli.supervisor.pointers import dotted, upstream_key
 from reef_cli.supervisor.publisher import Publisher
+from reef_cli.supervisor.routing import Routing, judging
 from reef_cli.supervisor.shadow import Shadow
 from reef_cli.supervisor.status import Status
 from reef_cli.supervisor.tracking import Tracking
@@ -168,7 +170,7 @@ class Stack:
     def _open_log(self) -> ExperienceLog:
         redact = None
         if self.settings.reef.redact:
-            redact = _dotted(self.settings.reef.redact)
+            redact = dotted(self.settings.reef.redact)
         return ExperienceLog.open(
             self.home.experience, durability=self.settings.reef.durability, redact=redact, clock=self.clock
         )
@@ -238,9 +240,9 @@ class Stack:
             self.publisher,
             self._answering(),
             self.evaluations.suite,
+            self.bench,
             self.trainer,
             self.clock,
-            self.bench,
             self.home,
             self.engine.chat,
         )
@@ -306,6 +308,7 @@ class Stack:
             tracer=open_tracer(self.settings.telemetry.tracing),
             extra_routes=harness.routes(),
             admits=harness.admits,
+            routing=self.routing,
         )
         self.server = await gateway_app.serve(gateway_app.build_app(deps), reef.host, reef.port)
         self.listening.set()
@@ -387,28 +390,3 @@ class Stack:
     def facts(self) -> Mapping[str, Any]:
         """What the start banner and the status page say of the deployment."""
         return {"version": __version__, "instance": self.instance, "home": str(self.home.root)}
-
-
-def upstream_key(engine: Any) -> str | None:
-    """The provider's key from settings or its 0600 file. Raises `ConfigError` when the file is open to others."""
-    if engine.api_key:
-        return str(engine.api_key)
-    if not engine.api_key_file:
-        return None
-    path = Path(engine.api_key_file).expanduser()
-    try:
-        if path.stat().st_mode & 0o077:
-            raise ConfigError(f"{path} may be read by others", why="it holds a provider's key", hint=f"chmod 600 {path}")
-        return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}", why=str(error), hint="engine.api_key_file names the provider's key") from error
-
-
-def _dotted(path: str) -> Any:
-    from importlib import import_module
-
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{path} does not lead to a function", why=str(error), hint="give module:function") from error

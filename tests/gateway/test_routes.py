@@ -10,7 +10,8 @@ import pytest
 from reef_cli.config.schema import ReefSettings
 from reef_cli.core.errors import EngineError, JobNotFound
 from reef_cli.core.ids import ReleaseId
-from reef_cli.core.types import Release
+from reef_cli.core.types import Release, Surface
+from reef_cli.releases.routing import Auto, Policy
 from tests.gateway.fakes import AUTH, House, house
 
 
@@ -335,21 +336,40 @@ async def test_jobs_and_commits(tmp_path: Path) -> None:
 # Routing
 
 
+class Router:
+    """Routing over the chain alone: nothing is loaded."""
+
+    auto = Auto(alpha=0.01)
+
+    def __init__(self) -> None:
+        self.reef: House
+
+    def splits(self, scenario: str) -> bool:
+        return False
+
+    async def view(self, scenario: str) -> Any:
+        return {"policy": self.reef.releases.policy(self.reef.releases.head(scenario, Surface.ROUTING)).wire()}
+
+    async def set(self, scenario: str, policy: Policy, expected_head: str | None, author: str) -> Release:
+        return self.reef.releases.route(scenario, policy, expected_head, author)
+
+    def shadows(self, scenario: str, limit: int) -> Any:
+        return {"shadows": [], "limit": limit}
+
+
 async def test_routing(tmp_path: Path) -> None:
-    asked: list[Any] = []
-
-    async def set_routing(scenario: str, policy: Any) -> None:
-        asked.append((scenario, policy))
-
-    async with house(tmp_path, set_routing=set_routing) as reef:
+    router = Router()
+    async with house(tmp_path, routing=router) as reef:
+        router.reef = reef
         await reef.chat()
         head = reef.publishing.served("s1").release_id
         other = (await publish(reef, "one")).release_id
-        assert (await reef.get("/reef/scenarios/s1/routing"))["shares"] == {other: 1.0}
         path = "/reef/scenarios/s1/routing"
         for body, status in (
             ({"shares": {head: 0.9, other: 0.1}}, 200),
             ({"pin": head}, 200),
+            ({"shadow": other}, 200),
+            ({"shares": {"head": 0.9, other: 0.1}, "auto": True}, 200),
             ({}, 400),
             ({"shares": {head: 1}, "pin": head}, 400),
             ({"shares": {head: 0.5}}, 400),
@@ -361,9 +381,26 @@ async def test_routing(tmp_path: Path) -> None:
             ({"pin": 7}, 400),
             ({"pin": "r9-00000000"}, 404),
             ({"mode": "x"}, 400),
+            ({"pin": head, "expected_head": "what"}, 400),
+            ({"pin": head, "expected_head": "none"}, 409),
+            ({"pin": head, "expected_head": other}, 409),
         ):
             assert (await reef.send("PUT", path, body))[0] == status, body
-        assert asked == [("s1", {"shares": {head: 0.9, other: 0.1}}), ("s1", {"pin": head})]
+        listed = (await reef.get(f"{path}/releases"))["releases"]
+        assert [row["current"] for row in listed] == [True, False, False, False]
+        assert listed[0]["policy"]["auto"]["alpha"] == 0.01 and listed[0]["author"].startswith("user:")
+        seen = listed[0]["release_id"]
+        assert (await reef.send("DELETE", f"{path}?expected_head={other}"))[0] == 409
+        status, cleared = await reef.send("DELETE", f"{path}?expected_head={seen}")
+        assert (status, cleared["policy"], cleared["release"]["parent_release_id"]) == (200, {}, seen)
+        assert (await reef.get(path))["policy"] == {}
+        assert (await reef.get(f"{path}/shadows?limit=7"))["limit"] == 7
+
+
+async def test_without_routing_the_head_serves_everything(reef: House) -> None:
+    await reef.chat()
+    head = reef.publishing.served("s1").release_id
+    assert (await reef.get("/reef/scenarios/s1/routing"))["shares"] == {head: 1.0}
 
 
 # Watching

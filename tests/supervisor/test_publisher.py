@@ -11,6 +11,7 @@ from reef_cli.core.ids import ReleaseId
 from reef_cli.core.types import Draft, Operation, Release, Surface
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.releases.base import upstream_artifact
+from reef_cli.releases.routing import EMPTY, HEAD, Policy
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.publisher import KEEP_LOADED, Publisher, Staging
 from tests.learning.world import SCENARIO, Adapters, write_adapter
@@ -136,4 +137,104 @@ async def test_an_engine_that_holds_one_release_refuses_pins_to_another(tmp_path
     setting.engine.loaded.discard(first.release_id)
     with pytest.raises(ReleaseNotServable):
         await setting.publisher.resolve(SCENARIO, first.release_id, None)
+    setting.log.close()
+
+
+# Routing
+
+
+async def held(setting: Setting) -> Release:
+    setting._marks += 1
+    folder = setting.home / f"candidate{setting._marks}"
+    write_adapter(folder, setting._marks)
+    artifact = setting.releases.store(folder, "lora")
+    draft = Draft(artifact.content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, "test")
+    return await setting.publisher.hold(SCENARIO, draft, setting.publisher.served(SCENARIO).release_id)
+
+
+async def test_a_policy_loads_what_it_names_and_shares_out_sessions(setting: Setting) -> None:
+    head, candidate = await setting.publish(), await held(setting)
+    policy = Policy(shares={HEAD: 0.5, candidate.release_id: 0.5})
+    assert not setting.publisher.routes.splits(SCENARIO)
+    released = await setting.publisher.route(SCENARIO, policy, "none", "ann")
+    assert candidate.release_id in setting.engine.loaded and setting.publisher.routes.splits(SCENARIO)
+    got = {session: (await setting.publisher.resolve(SCENARIO, None, session)).release_id for session in map(str, range(40))}
+    assert set(got.values()) == {head.release_id, candidate.release_id}
+    again = {session: (await setting.publisher.resolve(SCENARIO, None, session)).release_id for session in got}
+    assert again == got, "sticky"
+    newer = await setting.publish()
+    moved = {session: (await setting.publisher.resolve(SCENARIO, None, session)).release_id for session in got}
+    assert moved == {name: newer.release_id if at == head.release_id else at for name, at in got.items()}
+    with pytest.raises(HeadMoved):
+        await setting.publisher.route(SCENARIO, EMPTY, "none", "bob")
+    with pytest.raises(ReleaseNotServable, match="policy"):
+        await setting.publisher.resolve(SCENARIO, released.release_id, None)
+    assert "routed" in setting.told()
+
+
+async def test_what_a_policy_names_stays_loaded(setting: Setting) -> None:
+    first, candidate = await setting.publish(), await held(setting)
+    policy = Policy(shares={HEAD: 0.5, first.release_id: 0.5}, shadow=candidate.release_id)
+    await setting.publisher.route(SCENARIO, policy, None, "ann")
+    for _ in range(KEEP_LOADED + 4):
+        await setting.publish()
+    await setting.publisher.unstage(candidate)
+    for task in list(setting.publisher._tasks):
+        await task
+    assert {first.release_id, candidate.release_id} <= setting.engine.loaded
+    await setting.publisher.route(SCENARIO, EMPTY, None, "ann")
+    for task in list(setting.publisher._tasks):
+        await task
+    assert first.release_id not in setting.engine.loaded
+
+
+async def test_a_policy_that_cannot_be_served_changes_nothing(setting: Setting) -> None:
+    await setting.publish()
+    candidate = await held(setting)
+    setting.engine.full = True
+    with pytest.raises(EngineError):
+        await setting.publisher.route(SCENARIO, Policy(pin=candidate.release_id), None, "ann")
+    with pytest.raises(ReleaseNotFound):
+        await setting.publisher.route(SCENARIO, Policy(pin=ReleaseId("r9-00000000")), None, "ann")
+    assert setting.releases.list(SCENARIO, Surface.ROUTING) == []
+    assert (await setting.publisher.resolve(SCENARIO, None, "x")).release_id == setting.publisher.served(SCENARIO).release_id
+
+
+async def test_a_policy_set_by_another_process_is_followed_and_one_that_fails_leaves_the_head(setting: Setting) -> None:
+    first, second = await setting.publish(), await setting.publish()
+    ReleaseService(setting.home).route(SCENARIO, Policy(pin=first.release_id), author="offline")
+    await setting.publisher.follow(SCENARIO)
+    assert (await setting.publisher.resolve(SCENARIO, None, None)).release_id == first.release_id
+    candidate = await held(setting)
+    setting.engine.full = True
+    ReleaseService(setting.home).route(SCENARIO, Policy(pin=candidate.release_id), author="offline")
+    await setting.publisher.follow(SCENARIO)
+    await setting.publisher.follow(SCENARIO)
+    assert (await setting.publisher.resolve(SCENARIO, None, None)).release_id == second.release_id
+    assert setting.publisher.routes.of(SCENARIO).fault is not None
+    assert setting.told().count("routing_failed") == 1, "said once"
+    setting.engine.full = False
+    await setting.publisher.follow(SCENARIO)
+    assert (await setting.publisher.resolve(SCENARIO, None, None)).release_id == candidate.release_id
+
+
+async def test_one_release_at_a_time_takes_no_canary_and_no_shadow(tmp_path: Path) -> None:
+    class Apart:
+        async def stage(self, candidate: Release, directory: Path | None) -> None: ...
+
+        async def unstage(self, candidate: Release) -> None: ...
+
+    setting = Setting(tmp_path, Apart())
+    await setting.log.scenarios.ensure(SCENARIO)
+    await setting.publisher.open(SCENARIO)
+    first, _ = await setting.publish(), await setting.publish()
+    for policy in (
+        Policy(shares={HEAD: 0.5, first.release_id: 0.5}),
+        Policy(shadow=first.release_id),
+        Policy(pin=first.release_id),
+    ):
+        with pytest.raises(ReleaseNotServable, match="beside the head") as refused:
+            await setting.publisher.route(SCENARIO, policy, None, "ann")
+        assert refused.value.code == "release_not_servable" and "weights" in refused.value.why
+    assert (await setting.publisher.route(SCENARIO, EMPTY, None, "ann")).surface is Surface.ROUTING
     setting.log.close()

@@ -1,0 +1,166 @@
+"""Routing by a real `reef serve` over the embedded engine: pins under load, sticky canaries, races, restarts, collection."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from reef_cli.core.ids import ContentId
+from reef_cli.core.types import Draft, Operation, Surface
+from reef_cli.releases import Keep, ReleaseService
+from tests.e2e.server import LIMIT_S, Server, clean_environment, command, reef, serving, until
+
+PATH = "/reef/scenarios/default/routing"
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("home") / "h", tiny_model) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def arms(server: Server, adapters: list[Path]) -> tuple[str, str]:
+    """A released LoRA adapter at the head, and a held one."""
+    service = ReleaseService(server.home)
+    head = service.head("default")
+    assert head is not None
+    drafts = []
+    for folder in adapters[:2]:
+        artifact = service.store(folder, "lora")
+        drafts.append(Draft(ContentId(artifact.content_id), "lora", Surface.WEIGHTS, Operation.TRAINING, "test"))
+    released = service.publish("default", drafts[0], head.release_id)
+    held = service.hold("default", drafts[1], released.release_id)
+    until(lambda: server.ask("x").headers["x-reef-release-id"] == released.release_id, "the server following the head")
+    return str(released.release_id), str(held.release_id)
+
+
+@pytest.fixture(autouse=True)
+def cleared(server: Server) -> Iterator[None]:
+    yield
+    assert server.client().delete(PATH).status_code == 200
+
+
+def put(server: Server, **policy: Any) -> dict[str, Any]:
+    reply = server.client().put(PATH, json=policy)
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def answered_by(server: Server, **headers: str) -> str:
+    return str(
+        server.client(**headers).post("/v1/chat/completions", json=server.body("hi", max_tokens=1)).headers["x-reef-release-id"]
+    )
+
+
+def test_two_clients_pinned_to_different_releases_get_the_right_one_under_load(server: Server, arms: tuple[str, str]) -> None:
+    expected = {arm: server.greedy(PROMPT, **{"x-reef-release-id": arm}) for arm in arms}
+    assert len(set(expected.values())) == 2
+    put(server, pin=arms[1])
+    assert answered_by(server) == arms[1], "a pinned policy answers whoever pins nothing"
+    url, token, wrong, done = server.url, server.token, [], []
+
+    def work(number: int) -> None:
+        pin = arms[number % 2]
+        headers = {"Authorization": f"Bearer {token}", "x-reef-release-id": pin}
+        with httpx.Client(base_url=url, headers=headers, timeout=LIMIT_S) as client:
+            for _ in range(6):
+                body = server.body(PROMPT, temperature=0, ignore_eos=True, max_tokens=24)
+                reply = client.post("/v1/chat/completions", json=body)
+                text = reply.json()["choices"][0]["message"]["content"]
+                record = client.get(f"/reef/scenarios/default/records/{reply.headers['x-reef-agent-record-id']}").json()
+                spans = {span["version"] for span in record["tokens"]["spans"]}
+                found = (reply.headers["x-reef-release-id"], record["release_id"], spans, text)
+                (done if found == (pin, pin, {f"default@{pin}"}, expected[pin]) else wrong).append(found)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not wrong and len(done) == 36
+
+
+def test_a_canary_keeps_its_sessions_named_or_not(server: Server, arms: tuple[str, str]) -> None:
+    head, canary = arms
+    put(server, shares={"head": 0.5, canary: 0.5})
+    view = server.get(PATH)
+    assert view["shares"] == {head: 0.5, canary: 0.5} and view["release"]["surface"] == "routing"
+    seen = {name: answered_by(server, **{"x-reef-session": name}) for name in (f"s{number}" for number in range(12))}
+    assert set(seen.values()) == {head, canary}
+    assert seen == {name: answered_by(server, **{"x-reef-session": name}) for name in seen}
+    client = server.client()
+    talks = set()
+    for number in range(8):  # conversations that name no session: each goes on with the release that began it
+        messages: list[dict[str, str]] = [{"role": "user", "content": f"talk {number}"}]
+        makers = set()
+        for turn in range(3):
+            body = {"model": server.model, "messages": messages, "max_tokens": 4}
+            reply = client.post("/v1/chat/completions", json=body)
+            makers.add(reply.headers["x-reef-release-id"])
+            answer = reply.json()["choices"][0]["message"]["content"] or ""
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"and {turn}?"}]
+        assert len(makers) == 1, (number, makers)
+        talks |= makers
+    assert talks == {head, canary}
+
+
+def test_racing_setters_have_one_winner_with_a_server_and_without(server: Server, arms: tuple[str, str]) -> None:
+    won = put(server, pin=arms[0])["release"]["release_id"]
+    for online in (True, False):
+        if not online:
+            assert server.stop() == 0
+        words = ["route", "set", "--pin", arms[1], "--expected-head", won, "--json", "--yes", "--home", str(server.home)]
+        running = [
+            subprocess.Popen(command(*words), stdout=-1, stderr=-1, text=True, env=clean_environment()) for _ in range(2)
+        ]
+        ended = [(*process.communicate(timeout=LIMIT_S), process.returncode) for process in running]
+        assert sorted(code for *_, code in ended) == [0, 4], ended
+        won = next(json.loads(out) for out, _, code in ended if code == 0)["release"]["release_id"]
+        for out, _, code in ended:
+            if code == 4:
+                error = json.loads(out)["error"]
+                assert error["code"] == "head_moved" and won in error["message"], error
+    server.start().ready()
+    assert answered_by(server) == arms[1], "a restart keeps the policy"
+    assert server.get(PATH)["release"]["release_id"] == won
+
+
+def test_collecting_garbage_never_takes_what_the_policy_serves(
+    server: Server, arms: tuple[str, str], adapters: list[Path]
+) -> None:
+    service = ReleaseService(server.home)
+    put(server, shares={"head": 0.5, arms[0]: 0.5})
+    for folder in (adapters[2], adapters[3], adapters[2]):
+        artifact = service.store(folder, "lora")
+        draft = Draft(ContentId(artifact.content_id), "lora", Surface.WEIGHTS, Operation.TRAINING, "test")
+        service.publish("default", draft, None)
+    keep = Keep(latest=1, gated=False, grace_s=0.0)
+    service.gc(dry_run=False, keep=keep)
+    assert service.get("default", arms[0]).restorable
+    assert answered_by(server, **{"x-reef-release-id": arms[0]}) == arms[0]
+    assert {problem.kind for problem in service.verify("default")} <= {"dropped"}
+
+
+def test_the_command_shows_sets_and_clears(server: Server, arms: tuple[str, str]) -> None:
+    def route(*words: str) -> Any:
+        done = reef("route", *words, "--json", "--home", str(server.home))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    before = route("show")
+    plan = route("set", "--canary", arms[1][:6], "--share", "0.25", "--shadow", arms[0], "--dry-run")
+    assert plan["applied"] is False and route("show") == before
+    done = route("set", "--canary", arms[1], "--share", "0.25", "--no-auto", "--yes")
+    assert done["policy"]["shares"] == {"head": 0.75, arms[1]: 0.25} and "auto" not in done["policy"]
+    assert route("log")["releases"][0]["release_id"] == done["release"]["release_id"]
+    assert route("clear", "--yes")["policy"] == {}
+    assert route("show")["policy"] == {}
+    for words, code in ((("set",), 2), (("set", "--pin", "r9-00000000", "--yes"), 3), (("show", "-s", "nobody"), 3)):
+        assert reef("route", *words, "--json", "--home", str(server.home)).returncode == code, words
