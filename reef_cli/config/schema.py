@@ -238,12 +238,12 @@ class EvaluationSettings:
     score_high: float = 1.0
     """Highest score of reports; higher ones count as this."""
 
-    """Retention and the release store."""
-
-    keep_bytes: int | None = None
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
+    """Retention and the release store."""
+
+    keep_bytes: int | None = None
     """Evict consumed records beyond this many bytes, oldest first; absent: keep all."""
 
     keep_days: float | None = None
