@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from reef_cli.core.errors import AlreadyRunning, ConfigError
+from reef_cli.gateway import wire
 from reef_cli.gateway.cors import allowing
 from reef_cli.gateway.deps import DEPS, Deps, Route
 from reef_cli.gateway.edge import RATE, edge
@@ -90,7 +91,7 @@ class Server:
 
 async def serve(app: web.Application, host: str, port: int, *, shutdown_timeout_s: float = 5.0) -> Server:
     """Listen. Port 0 takes a free one. `AlreadyRunning` names who has the port; `ConfigError` for an address that cannot be."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_timeout_s)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_timeout_s, logger=wire.logger)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()
