@@ -4,7 +4,6 @@ This half decides which reports train: exactly one receipt, a finite score, and 
 engine's own. The tensor half is `program.py`. Source: arXiv:2607.07508.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -12,6 +11,7 @@ from typing import ClassVar
 from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
 from reef_cli.learning.contract import Acquisition, ProgramSpec, RecipeSettings, Refusal, Signal, Target
+from reef_cli.learning.samples import scored_sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,39 +106,7 @@ class SAORecipe:
 
     def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:
         """One sample per scored receipt, or a stable reason why there is none."""
-        if report.score is None:
-            return Refusal("needs_score")
-        if not math.isfinite(report.score):
-            return Refusal("score_not_finite")
-        if len(records) != 1:
-            return Refusal("needs_single_receipt")
-        return self._sample(report, report.score, records[0], step_of)
-
-    def _sample(self, report: Report, score: float, record: Inference, step_of: Mapping[str, int]) -> Sample | Refusal:
-        tokens = record.tokens
-        if not record.complete:
-            return Refusal("incomplete")
-        if tokens is None:
-            return Refusal("no_tokens")
-        fault = tokens.fault()
-        if fault is not None:
-            return Refusal(fault)
-        if not any(tokens.loss_mask):
-            return Refusal("nothing_trainable")
-        if not 0 < tokens.temperature <= self.settings.max_temperature:
-            return Refusal("temperature_out_of_range")
-        producing = tuple(dict.fromkeys(span.version for span in tokens.spans))
-        if any(version not in step_of for version in producing):
-            return Refusal("unknown_weight_version")
-        return Sample(
-            id=report.id,
-            records=(record.id,),
-            tokens=tokens,
-            reward=float(score),
-            producing=producing,
-            step=min(step_of[version] for version in producing),
-            created_at=report.created_at,
-        )
+        return scored_sample(report, records, step_of, max_temperature=self.settings.max_temperature)
 
     def program(self) -> ProgramSpec:
         """The trainer half with its settings."""
