@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reef_cli.config.off_policy import OffPolicy
+from reef_cli.trainer import diagnostics
 from reef_cli.trainer.batching import Batch, MicroBatch
-from reef_cli.trainer.engine import Policy, Update
+from reef_cli.trainer.engine import Policy
 from reef_cli.trainer.losses import advantages as adv
-from reef_cli.trainer.losses import importance
-from reef_cli.trainer.model import TokenOutput
 from reef_cli.trainer.program import OptimizerSettings, Program, StepRefused, StepReport
+from reef_cli.trainer.stepping import policy_gradient_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,13 @@ class SAOProgram(Program):
     def optimizer(self) -> OptimizerSettings:
         return OptimizerSettings(lr=self.settings.policy_lr)
 
+    @property
+    def _off(self) -> OffPolicy:
+        """SAO's mask in the terms of the shared block; without it plain importance weights."""
+        s = self.settings
+        kind = {"kind": "dis", "low": 1 - s.eps_low, "high": 1 + s.eps_high} if s.use_mask else {"kind": "none"}
+        return OffPolicy.of(kind, min_ess=s.min_ess, max_masked=s.max_masked)
+
     def reset(self, policy: Policy) -> None:
         self.steps = 0
         self.critic = Critic(policy.hidden_size, self.settings.critic_width, policy.seed).to(policy.device)
@@ -110,18 +118,15 @@ class SAOProgram(Program):
         started = time.perf_counter()
         values, critic = self._fit_critic(policy, batch)
         fitted = time.perf_counter()
-        metrics = {"reward_mean": _mean([sample.reward for sample in batch.samples]), "trained_tokens": batch.tokens, **critic}
-        metrics |= _lags(batch)
         warm_up = self.settings.use_critic and self.steps < self.settings.critic_only_steps
         self.steps += 1
-        metrics |= {"program_step": self.steps, "critic_seconds": fitted - started}
+        metrics = {**critic, "program_step": self.steps, "critic_seconds": fitted - started}
         if warm_up:
-            return StepReport(False, {**metrics, "published": False, "skipped": "critic_warm_up"})
-        update, policy_metrics = self._update_policy(policy, batch, self._advantages(batch, values))
-        metrics |= policy_metrics | {"policy_seconds": time.perf_counter() - fitted}
-        if update.reason is not None:
-            metrics["skipped"] = update.reason
-        return StepReport(update.applied, {**metrics, "published": update.applied})
+            shown = {**diagnostics.batch_metrics(batch), "published": False, "skipped": "critic_warm_up"}
+            return StepReport(False, metrics | shown)
+        report = policy_gradient_step(policy, batch, self._off, self._advantages(batch, values))
+        metrics |= report.metrics
+        return StepReport(report.policy_updated, {**metrics, "policy_seconds": time.perf_counter() - fitted})
 
     # -- critic ------------------------------------------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ class SAOProgram(Program):
         """Values per micro-batch, from the last pass before its update, and the critic's metrics."""
         if not self.settings.use_critic:
             return [torch.zeros(len(micro), device=policy.device) for micro in batch.micros], {}
-        self.critic.follow(_mean([sample.reward for sample in batch.samples]), self.settings.level_decay)
+        self.critic.follow(diagnostics.mean([sample.reward for sample in batch.samples]), self.settings.level_decay)
         features = [policy.features(micro) for micro in batch.micros]
         returns = [self._returns(batch, micro) for micro in batch.micros]
         values: list[Tensor] = []
@@ -178,81 +183,6 @@ class SAOProgram(Program):
         # `values` holds action tokens only: observations are skipped by not being there; the length still counts them.
         return adv.skip_observation_gae(values, torch.ones_like(values), sample.reward, self.settings.gamma, lam)[0]
 
-    def _update_policy(self, policy: Policy, batch: Batch, advantages: Sequence[Tensor]) -> tuple[Update, dict[str, Any]]:
-        by_micro = {id(micro): advantage for micro, advantage in zip(batch.micros, advantages, strict=True)}
-        seen: list[_Seen] = []
-
-        def loss(micro: MicroBatch, out: TokenOutput) -> Tensor:
-            rho = importance.ratio(out.logprob, micro.rollout_logprobs)
-            weight = self._weight(rho)
-            seen.append(_Seen(micro, rho.detach(), weight, out.entropy, (out.logprob - micro.rollout_logprobs).detach()))
-            return importance.weighted_policy_loss(weight, by_micro[id(micro)], out.logprob).sum()
-
-        metrics: dict[str, Any] = {}
-
-        def veto() -> str | None:
-            metrics.update(_ratio_metrics(policy, batch, seen))
-            return self._veto(metrics)
-
-        update = policy.update(batch.micros, batch.tokens, loss, veto)
-        return update, {"policy_loss": update.loss, "grad_norm": update.grad_norm, **metrics}
-
-    def _weight(self, rho: Tensor) -> Tensor:
-        if self.settings.use_mask:
-            return importance.dis_weight(rho, self.settings.eps_low, self.settings.eps_high)
-        return rho.detach()
-
-    def _veto(self, metrics: Mapping[str, Any]) -> str | None:
-        if metrics["masked_share"] > self.settings.max_masked:
-            return "masked_share_too_high"
-        return "ess_too_low" if metrics["ess_share"] < self.settings.min_ess else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What one micro-batch showed about the distance between the policies."""
-
-    micro: MicroBatch
-    rho: Tensor
-    weight: Tensor
-    entropy: Tensor
-    log_rho: Tensor
-
-
-def _ratio_metrics(policy: Policy, batch: Batch, seen: Sequence[_Seen]) -> dict[str, Any]:
-    """Masked share, ESS/n, K3, entropy, and |log-prob gap| of samples at lag 0, over all ranks."""
-    sums = torch.zeros(8, dtype=torch.float64, device=policy.device)
-    for part in seen:
-        log_rho = part.log_rho.double().clamp(-importance.LOG_RATIO_LIMIT, importance.LOG_RATIO_LIMIT)
-        rho = part.rho.double()
-        fresh = torch.tensor([batch.lag(i) == 0 for i in part.micro.rows], dtype=torch.bool, device=policy.device)
-        fresh = fresh[part.micro.row]
-        sums += torch.stack(
-            [
-                (part.weight == 0).sum().double(),
-                rho.sum(),
-                rho.square().sum(),
-                (rho - 1 - log_rho).sum(),
-                part.entropy.double().sum(),
-                part.log_rho.double().abs()[fresh].sum(),
-                fresh.sum().double(),
-                part.log_rho.double().abs().sum(),
-            ]
-        )
-    sums = policy.sum(sums)
-    if not torch.isfinite(sums).all():
-        raise StepRefused("The batch's log-probs are not finite", hint="look at the log-probs the engine recorded")
-    masked, first, second, k3, entropy, gap, fresh_tokens, all_gap = sums.tolist()
-    n = max(1, batch.tokens)
-    return {
-        "masked_share": masked / n,
-        "ess_share": first**2 / second / n if second > 0 else 0.0,
-        "k3": k3 / n,
-        "entropy": entropy / n,
-        "logprob_gap_lag0": gap / fresh_tokens if fresh_tokens else None,
-        "logprob_gap": all_gap / n,
-    }
-
 
 def _critic_metrics(policy: Policy, values: Sequence[Tensor], returns: Sequence[Tensor]) -> dict[str, Any]:
     """Mean squared error and explained variance over the action tokens of all ranks."""
@@ -264,12 +194,3 @@ def _critic_metrics(policy: Policy, values: Sequence[Tensor], returns: Sequence[
         "explained_variance": adv.explained_variance(value, target),
         "value_mean": float(value.mean()) if len(value) else None,
     }
-
-
-def _lags(batch: Batch) -> dict[str, Any]:
-    lags = [batch.lag(i) for i in range(len(batch.samples))]
-    return {"lag_mean": _mean(lags), "lag_max": max(lags, default=0)}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -6,8 +6,8 @@ padding, then dealt to the ranks; every rank gets the same number of micro-batch
 collectives of ZeRO need it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
@@ -61,6 +61,20 @@ class Batch:
         """Publications between the weights that made a sample and the ones being trained."""
         return max(0, self.base_step - self.samples[position].step)
 
+    def per_token(self, micro: MicroBatch, values: Sequence[float]) -> Tensor:
+        """One value per sample of the batch, spread over the micro-batch's action tokens `[N]`."""
+        mine = torch.tensor([values[position] for position in micro.rows], dtype=torch.float32, device=micro.row.device)
+        return mine[micro.row] if micro.rows else mine
+
+    def token_extras(self, micro: MicroBatch, name: str, default: float = 0.0) -> Tensor:
+        """An entry of the samples' extras with one number per output token, at the action tokens `[N]` (else `default`)."""
+        rows = [self.samples[position].extras.get(name) for position in micro.rows]
+        found = [
+            default if rows[row] is None else rows[row][offset]
+            for row, offset in zip(micro.row.tolist(), micro.offset.tolist(), strict=True)
+        ]
+        return torch.tensor(found, dtype=torch.float32, device=micro.row.device)
+
 
 def build(
     samples: Sequence[Sample],
@@ -81,6 +95,21 @@ def build(
     micros = tuple(_micro(samples, rows or order[:1], bool(rows), device, pad_id) for rows in mine)
     tokens = sum(1 for sample in samples for _ in _actions(sample))
     return Batch(tuple(samples), micros, tokens, base_step)
+
+
+def in_context(batch: Batch, micro: MicroBatch, prompts: Mapping[int, Sequence[int]], pad_id: int = 0) -> MicroBatch:
+    """The same answers after other prompts (by batch position; absent: the sample's own), token for token aligned with `micro`.
+
+    What a teacher that knows more reads. Its values `[N]` stand beside the student's without any re-ordering.
+    """
+    if not micro.rows:
+        return micro
+    read = [
+        replace(sample, tokens=replace(sample.tokens, prompt_ids=tuple(prompts.get(i, sample.tokens.prompt_ids))))
+        for i, sample in ((i, batch.samples[i]) for i in micro.rows)
+    ]
+    other = _micro(read, range(len(read)), True, micro.input_ids.device, pad_id)
+    return replace(other, rows=micro.rows)
 
 
 def _actions(sample: Sample) -> Iterator[int]:

@@ -10,16 +10,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from reef_cli.config.schema import TrainerSettings
+from reef_cli.core.errors import TrainerError
 from reef_cli.trainer.batching import MicroBatch
+from reef_cli.trainer.losses import distill
 from reef_cli.trainer.model import Actor, TokenOutput
 from reef_cli.trainer.program import OptimizerSettings, StepRefused
+
+if TYPE_CHECKING:
+    from reef_cli.trainer.teachers import Teacher
 
 TAG = "engine"
 Loss = Callable[[MicroBatch, TokenOutput], Tensor]
@@ -146,9 +151,49 @@ class Policy:
         hidden: Tensor = out[2].float()
         return hidden
 
-    def update(self, micros: Sequence[MicroBatch], tokens: int, loss: Loss, veto: Callable[[], str | None]) -> Update:
+    @property
+    def head(self) -> nn.Module:
+        """What maps hidden states to logits. Raises `TrainerError` where logits are more than that."""
+        if not self.actor.split_head or self.actor.partitioned_head:
+            raise TrainerError(
+                "Distributions over the whole vocabulary need a plain output head",
+                why="this model scales its logits, or ZeRO stage 3 spreads the head over the ranks",
+                hint="distil sampled tokens only, or lower trainer.zero_stage",
+            )
+        head: nn.Module = self.actor.causal.get_output_embeddings()
+        return head
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters under training, in a fixed order."""
+        return [parameter for parameter in self.actor.parameters() if parameter.requires_grad]
+
+    @torch.no_grad()
+    def score(self, micro: MicroBatch, teacher: "Teacher | None" = None, ids: Tensor | None = None) -> TokenOutput:
+        """What `teacher` (None: the policy itself) says at the action tokens, without gradient: log-probs of `ids` `[N, K]`
+        (default: the tokens of the answer) and hidden states. For another context give `batching.in_context(...)`.
+        """
+        if teacher is None:
+            return self.forward(micro, ids)
+        with teacher.at_work(self) as adapter:
+            return self.forward(micro, ids, adapter)
+
+    @torch.no_grad()
+    def top(self, micro: MicroBatch, k: int, teacher: "Teacher | None" = None) -> tuple[Tensor, Tensor]:
+        """The `k` likeliest ids `[N, k]` at the action tokens and their log-probs."""
+        return distill.top_entries(self.score(micro, teacher).hidden, self.head, micro.temperature, k)
+
+    def update(
+        self,
+        micros: Sequence[MicroBatch],
+        tokens: float,
+        loss: Loss,
+        veto: Callable[[], str | None],
+        ids: Callable[[MicroBatch], Tensor] | None = None,
+    ) -> Update:
         """One optimizer step on sum(loss) / tokens. `veto`, called after the backward pass, may call the step off.
 
+        `ids` gives the ids `[N, K]` whose log-probs the loss sees (default: the sampled token alone).
         A step called off leaves gradients behind: the caller must `load` or `start` before the next one.
         Raises `StepRefused` on a non-finite loss or gradient.
         """
@@ -156,7 +201,7 @@ class Policy:
         for index, micro in enumerate(micros):
             self.tick("policy", index, len(micros))
             self._engine.set_gradient_accumulation_boundary(index == len(micros) - 1)
-            value = loss(micro, self.forward(micro))
+            value = loss(micro, self.forward(micro, None if ids is None else ids(micro)))
             total += value.detach().double()
             # DeepSpeed averages over ranks; the loss is a mean over the tokens of all of them.
             self._engine.backward(value * (self.world_size / max(1, tokens)))

@@ -23,16 +23,21 @@ def ratio(new: Tensor, old: Tensor) -> Tensor:
 # -- hard masks and truncation ---------------------------------------------------------------------------------------------
 
 
+def inside(rho: Tensor, low: float, high: float, *, strict: bool) -> Tensor:
+    """rho between the bounds, without them when `strict`; 0 outside."""
+    rho = rho.detach()
+    kept = (rho > low) & (rho < high) if strict else (rho >= low) & (rho <= high)
+    return torch.where(kept, rho, torch.zeros_like(rho))
+
+
 def dis_weight(rho: Tensor, eps_low: float, eps_high: float) -> Tensor:
     """Direct double-sided importance sampling (SAO): rho inside (1 - eps_low, 1 + eps_high), strictly; 0 outside."""
-    rho = rho.detach()
-    return torch.where((rho > 1 - eps_low) & (rho < 1 + eps_high), rho, torch.zeros_like(rho))
+    return inside(rho, 1 - eps_low, 1 + eps_high, strict=True)
 
 
 def icepop_weight(rho: Tensor, low: float, high: float) -> Tensor:
     """IcePop (masked importance sampling): rho inside [low, high]; 0 outside."""
-    rho = rho.detach()
-    return torch.where((rho >= low) & (rho <= high), rho, torch.zeros_like(rho))
+    return inside(rho, low, high, strict=False)
 
 
 def tis_weight(rho: Tensor, cap: float) -> Tensor:

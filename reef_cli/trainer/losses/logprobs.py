@@ -84,5 +84,11 @@ class _FrozenHead(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _entropy: Tensor) -> tuple[Tensor | None, ...]:
         expected, weight, ids, temperature = ctx.saved_tensors
         scaled = grad / temperature.unsqueeze(-1)
-        chosen = (weight[ids].to(grad.dtype) * scaled.unsqueeze(-1)).sum(1)
+        # Rows of the head for K ids per token: as many at once as the forward pass had logits' rows.
+        step = max(1, CHUNK_TOKENS // ids.shape[1])
+        parts = [
+            torch.einsum("nk,nkh->nh", scaled[i : i + step], weight[ids[i : i + step]].to(grad.dtype))
+            for i in range(0, len(ids), step)
+        ]
+        chosen = torch.cat(parts)
         return (chosen - expected.to(grad.dtype) * scaled.sum(1, keepdim=True)).to(expected.dtype), None, None, None, None
