@@ -41,6 +41,15 @@ def front(double: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
+def strict(double: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Before an Anthropic-style provider; the scenario's header is mandatory and scenarios are made by hand."""
+    settings = {"engine.kind": "upstream", "engine.url": double.url, "engine.api": "anthropic", "reef.default_scenario": "null"}
+    home = tmp_path_factory.mktemp("strict") / "h"
+    with serving(home, Path("stub-model"), **settings, **{"reef.implicit_scenarios": "false"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def adapters(tiny_model: Path, shared_folder: Path) -> list[Path]:
     """Four LoRA adapters that make the tiny model say different things."""
     folders = [shared_folder / f"adapter{number}" for number in range(4)]
