@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.commands.runner import Reef
 from tests.control.fake_reef import FakeReef, record
 
@@ -152,16 +154,77 @@ def test_jobs_wait_follows_to_the_end_and_exits_by_outcome(reef: Reef, server: F
     assert reef("jobs", "wait", "j1", "--timeout-s", "0").code == 6
 
 
-def test_eval_takes_the_head_and_exits_5_when_refused(reef: Reef, server: FakeReef) -> None:
-    server.overrides["POST", "/reef/scenarios/default/evaluate"] = lambda _, body: (
-        200,
-        {"mean": 0.5, "release_id": body["release_id"]},
-    )
-    assert reef("eval", "--json").json == {"mean": 0.5, "release_id": "r2-cccccccc"}
-    server.overrides["POST", "/reef/scenarios/default/evaluate"] = lambda *_: (200, {"outcome": "reject", "reason": "worse"})
-    done = reef("eval", "r1-bbbbbbbb", "--suite", "s.jsonl")
+def evaluated(_: object, body: dict[str, object]) -> tuple[int, object]:
+    """An answer of `evaluate` over what was asked for: the first release at 0.4, the last one at 0.7."""
+    named = [body.get("against"), *(body.get("releases") or ["r0-aaaaaaaa", "r1-bbbbbbbb", "r2-cccccccc"])]
+    names = [name for name in named if name]
+    row = {"items": 20, "missing": 0, "output_tokens": 30, "prompt_tokens": 70, "money": 0.5}
+    spread = {name: 0.4 + 0.3 * index / max(1, len(names) - 1) for index, name in enumerate(names)}
+    means = [{"release": name, "mean": mean, "interval": [mean - 0.1, mean + 0.1], **row} for name, mean in spread.items()]
+    counts = {"against": names[0], "wins": 6, "losses": 1, "ties": 13, "interval": [0.05, 0.5], "result": "better"}
+    differences = [{"release": name, "mean": spread[name] - 0.4, **counts} for name in names[1:]]
+    facts = {"scenario": "default", "suite": "made.jsonl", "split": "heldout", "skipped": [], "budget_spent": False}
+    return 200, {**facts, "releases": means, "differences": differences, "asked": body}
+
+
+def test_eval_takes_the_head_and_compares_what_is_named(reef: Reef, server: FakeReef, tmp_path: Path) -> None:
+    server.overrides["POST", "/reef/scenarios/default/evaluate"] = evaluated
+    assert reef("eval", "--json").json["asked"] == {"releases": ["r2-cccccccc"]}
+    (tmp_path / "s.jsonl").write_text("{}")
+    done = reef("eval", "r1", "r2", "--against", "r0", "--suite", "s.jsonl", "-n", "5", "--split", "all", "--again")
+    assert done.code == 0, done
+    assert done.out.splitlines()[0] == "r0-aaaaaaaa\t0.400\t0.300 to 0.500\t20\t0\t100\t0.5000"
+    last = "r2-cccccccc against r0-aaaaaaaa: +0.300 [+0.050, +0.500], 6 wins, 1 losses, 13 ties: better"
+    assert last in done.out and "since r0-aaaaaaaa: evolution helped (+0.300)" in done.out
+    asked = server.asked("POST", "/reef/scenarios/default/evaluate")[-1][1]
+    assert asked == {
+        "releases": ["r1-bbbbbbbb", "r2-cccccccc"], "against": "r0-aaaaaaaa", "suite": str(tmp_path / "s.jsonl"),
+        "limit": 5, "split": "all", "again": True,
+    }  # fmt: skip
+    assert reef("eval", "--since", "r0", "--json").json["asked"] == {"since": "r0-aaaaaaaa"}
+    assert reef("eval", "r1", "--since", "r0").code == 2
+
+
+def test_eval_exits_5_when_worse_than_what_it_is_compared_with(reef: Reef, server: FakeReef) -> None:
+    def worse(query: object, body: dict[str, object]) -> tuple[int, object]:
+        status, answer = evaluated(query, body)
+        answer["differences"][-1]["result"] = "worse"  # type: ignore[index]
+        return status, answer
+
+    server.overrides["POST", "/reef/scenarios/default/evaluate"] = worse
+    done = reef("eval", "r2", "--against", "r1", "--json")
     assert done.code == 5
-    assert "worse" in done.err
+    assert done.json["error"]["details"]["result"]["releases"][1]["release"] == "r2-cccccccc"
+    assert reef("eval", "--since", "r0").code == 0, "a chain is looked at, not judged"
+
+
+def test_eval_draws(reef: Reef, server: FakeReef, tmp_path: Path) -> None:
+    import xml.etree.ElementTree as ElementTree
+    from importlib.util import find_spec
+
+    server.overrides["POST", "/reef/scenarios/default/evaluate"] = evaluated
+    for name in ("p.svg", "p.html"):
+        assert reef("eval", "--since", "r0", "--plot", name).code == 0
+    svg = (tmp_path / "p.svg").read_text()
+    root = ElementTree.fromstring(svg)
+    circles = [float(node.get("cx", 0)) for node in root.iter("{http://www.w3.org/2000/svg}circle")]
+    assert circles == pytest.approx([190 + 480 * mean for mean in (0.4, 0.55, 0.7)])
+    page = (tmp_path / "p.html").read_text()
+    assert svg in page and "http" not in page.replace("http://www.w3.org/2000/svg", ""), "nothing is fetched from elsewhere"
+    assert reef("eval", "--plot", "p.gif").code == 2
+    done = reef("eval", "--since", "r0", "--plot", "p.png")
+    if find_spec("matplotlib") is None:
+        assert done.code != 0 and "reef-cli[plot]" in done.err
+    else:
+        assert done.code == 0 and (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_bar_of_a_score() -> None:
+    from reef_cli.commands.plot import Point, bar
+
+    assert bar(Point("r", 0.5, 0.25, 0.75), 9) == "··├─●─┤··"
+    assert bar(Point("r", 1.0, 0.9, 1.0), 9) == "·······├●"
+    assert bar(Point("r", None, 0.0, 1.0), 9) == "???"
 
 
 def test_the_token_file_wins_over_the_environment(reef: Reef, tmp_path: Path) -> None:
