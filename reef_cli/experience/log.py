@@ -29,6 +29,7 @@ from reef_cli.experience.reports import store_instruction, store_report
 from reef_cli.experience.retention import Evicted, EvictedRow, Limits
 from reef_cli.experience.scenarios import ScenarioRegistry, archived, by_name
 from reef_cli.experience.schema import migrate
+from reef_cli.experience.scores import Scored, scores_after
 from reef_cli.experience.writer import Durability, Writer, connect, storage_error
 
 T = TypeVar("T")
@@ -208,6 +209,11 @@ class ExperienceLog:
         """Reports stored after a sequence, with their sequences, oldest first."""
         with self.read() as connection:
             return query.reports_after(connection, scenario, sequence, limit)
+
+    def scores_after(self, scenario: str, sequence: int, asked_from: float, limit: int = 500) -> list[Scored]:
+        """Scores stored after a sequence, with the answers they cite first, oldest first."""
+        with self.read() as connection:
+            return scores_after(connection, scenario, sequence, asked_from, limit)
 
     def eligibility(
         self, scenario: str, receipts: Sequence[str], *, recipe: str | None = None, needs_tokens: bool = True

@@ -192,7 +192,9 @@ class Publisher:
             release = await asyncio.to_thread(move, scenario, policy, expected_head, author, operation, evidence)
             self.routes.put(scenario, Route(release, policy, arms))
             self._retire(scenario)
-        await self._note(release, "routed", {"policy": policy.wire(), "operation": operation, "author": author})
+        event = {Operation.PROMOTE: "canary_promoted", Operation.ROLLBACK: "canary_returned"}.get(operation, "routed")
+        reason = (evidence or {}).get("reason")
+        await self._note(release, event, {"policy": policy.wire(), "author": author, "reason": reason})
         return release
 
     async def follow(self, scenario: str) -> Release:

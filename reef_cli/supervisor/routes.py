@@ -53,6 +53,10 @@ class Routes:
         """Whether the policy in force needs this release loaded."""
         return any(arm.release_id == release.release_id for arm in self.of(release.scenario).arms.values())
 
+    def judged(self) -> list[str]:
+        """Scenarios with a canary that live reports decide."""
+        return [scenario for scenario, route in self._routes.items() if route.policy.auto is not None and route.fault is None]
+
     def splits(self, scenario: str) -> bool:
         """Whether it matters which session a request belongs to."""
         policy = self.of(scenario).policy

@@ -3,6 +3,7 @@
 Implements the gateway's `Routing` over the publisher, which releases policies and serves by them.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from reef_cli.config.schema import EvaluationSettings
 from reef_cli.core.types import Release
 from reef_cli.gateway.answers import release_view
 from reef_cli.releases.routing import HEAD, Auto, Policy
+from reef_cli.supervisor.canary import Canaries
 from reef_cli.supervisor.publisher import Publisher
 
 
@@ -21,9 +23,10 @@ def judging(settings: EvaluationSettings) -> Auto:
 class Routing:
     """Routing policies of one deployment."""
 
-    def __init__(self, publisher: Publisher, auto: Auto) -> None:
+    def __init__(self, publisher: Publisher, canaries: Canaries, auto: Auto) -> None:
         self.auto = auto
         self._publisher = publisher
+        self._canaries = canaries
 
     def splits(self, scenario: str) -> bool:
         return self._publisher.routes.splits(scenario)
@@ -45,6 +48,7 @@ class Routing:
             "shares": shares,
             "shadow": route.policy.shadow,
             "fault": route.fault,
+            "canary": await asyncio.to_thread(self._canaries.view, scenario),
         }
 
     def shadows(self, scenario: str, limit: int) -> Mapping[str, Any]:

@@ -36,6 +36,7 @@ from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering, bench_of
+from reef_cli.supervisor.canary import Canaries
 from reef_cli.supervisor.evaluations import Evaluations
 from reef_cli.supervisor.harness import open_harness
 from reef_cli.supervisor.learning import Parts, check_recipe, make_trainer, make_worker, push_weights, pushes_whole_weights
@@ -113,7 +114,8 @@ class Stack:
             serving=serving,
             apart=self.shadow,
         )
-        self.routing = Routing(self.publisher, judging(settings.evaluation))
+        self.canaries = Canaries(self.log, self.publisher)
+        self.routing = Routing(self.publisher, self.canaries, judging(settings.evaluation))
         self.bench = bench_of(settings.evaluation, self._answering(), self._session)
         self.evaluations = Evaluations(
             self._answering(),
@@ -138,6 +140,7 @@ class Stack:
             self._spawn(self.worker.run(), "learning")
             self._spawn(self.tracking.run(), "tracking")
         self._spawn(self._follow(), "follow")
+        self._spawn(self.canaries.run(), "canaries")
         if self.settings.storage.keep_bytes is not None or self.settings.storage.keep_days is not None:
             self._spawn(self._retain(), "retain")
         self.fault = None

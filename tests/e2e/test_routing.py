@@ -3,7 +3,8 @@
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,32 @@ def test_a_canary_keeps_its_sessions_named_or_not(server: Server, arms: tuple[st
     assert talks == {head, canary}
 
 
+def report(server: Server, score_of: Mapping[str, float], **headers: str) -> str:
+    """One answer and its report, scored by the release that made it; that release."""
+    client = server.client(**headers)
+    reply = client.post("/v1/chat/completions", json=server.body("hi", max_tokens=1))
+    body = {"score": score_of[reply.headers["x-reef-release-id"]], "references": [reply.headers["x-reef-agent-record-id"]]}
+    assert client.post("/reef/report", json=body).status_code == 200
+    return reply.headers["x-reef-release-id"]
+
+
+def test_a_canary_that_is_worse_on_live_reports_rolls_itself_back(server: Server, arms: tuple[str, str]) -> None:
+    head, canary = server.head(), arms[1]
+    released = put(server, shares={"head": 0.5, canary: 0.5}, auto=True)["release"]["release_id"]
+    for number in range(60):
+        report(server, {head: 1.0, canary: 0.0}, **{"x-reef-session": f"live {number}"})
+        if number % 10 == 9 and server.get(PATH)["policy"] == {}:
+            break
+    view = until(lambda: (v := server.get(PATH))["policy"] == {} and v, "the canary going back", 30)
+    back = view["release"]
+    assert (back["operation"], back["parent_release_id"]) == ("rollback", released)
+    assert back["evidence"]["canary"] == canary and "shown worse" in back["evidence"]["reason"]
+    assert server.head() == head and {report(server, {head: 1.0}) for _ in range(8)} == {head}
+    with server.client().stream("GET", "/reef/events", params={"after": "0.0.0", "limit": 2000}) as events:
+        lines = (line for line in events.iter_lines() if "canary_returned" in line)
+        assert back["release_id"] in next(lines)
+
+
 def test_racing_setters_have_one_winner_with_a_server_and_without(server: Server, arms: tuple[str, str]) -> None:
     won = put(server, pin=arms[0])["release"]["release_id"]
     for online in (True, False):
@@ -164,3 +191,19 @@ def test_the_command_shows_sets_and_clears(server: Server, arms: tuple[str, str]
     assert route("show")["policy"] == {}
     for words, code in ((("set",), 2), (("set", "--pin", "r9-00000000", "--yes"), 3), (("show", "-s", "nobody"), 3)):
         assert reef("route", *words, "--json", "--home", str(server.home)).returncode == code, words
+
+
+def test_a_canary_that_is_better_becomes_the_head(server: Server, arms: tuple[str, str]) -> None:
+    before, canary = server.head(), arms[1]
+    put(server, shares={"head": 0.5, canary: 0.5}, auto=True)
+    scores = defaultdict(lambda: 1.0, {before: 0.0})
+    for number in range(60):
+        report(server, scores, **{"x-reef-session": f"better {number}"})
+        if number % 10 == 9 and server.head() != before:
+            break
+    head = until(lambda: (now := server.head()) != before and now, "the promotion", 30)
+    row = next(row for row in server.releases() if row["release_id"] == head)
+    assert (row["operation"], row["source_release_id"], row["parent_release_id"]) == ("promote", canary, before)
+    assert "shown better" in row["evidence"]["canary"]["reason"]
+    until(lambda: server.get(PATH)["policy"] == {}, "the policy ending", 30)
+    assert server.get(PATH)["release"]["operation"] == "promote"
