@@ -16,10 +16,12 @@ from reef_cli.experience.payload import Payload, decode
 MAX_HOPS = 512
 """Longest chain of bases; a 400-turn session reads its last turn in milliseconds, and nothing grows without bound."""
 RECALL_BYTES = 64 << 20
+_SHARED = 128
+"""A base must share this many bytes at one end of one text; less would save next to nothing, and is quickly seen."""
 _COLUMNS = ("body", "talk", "ids")
-_INSERT = (
-    "INSERT INTO payloads (seq, base, hops, meta, body, body_head, body_tail, body_size, talk, talk_head, talk_tail, talk_size,"
-    " ids, ids_head, ids_tail, ids_size, logprobs, mask) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+COLUMNS = (
+    "seq, base, hops, meta, body, body_head, body_tail, body_size, talk, talk_head, talk_tail, talk_size,"
+    " ids, ids_head, ids_tail, ids_size, logprobs, mask"
 )
 _SELECT = "seq, base, hops, meta, " + ", ".join(f"{c}, {c}_head, {c}_tail, {c}_size" for c in _COLUMNS) + ", logprobs, mask"
 _ANCESTORS = f"""
@@ -148,6 +150,11 @@ class Plan(NamedTuple):
     cost: int
 
 
+def _akin(payload: Payload, texts: Texts) -> bool:
+    pairs = ((payload.body, texts.body), (payload.talk, texts.talk), (payload.ids, texts.ids))
+    return any(mine and (mine[:_SHARED] == base[:_SHARED] or mine[-_SHARED:] == base[-_SHARED:]) for mine, base in pairs)
+
+
 def _against(payload: Payload, base: int, texts: Texts) -> Plan:
     body, talk, ids = encode(payload.body, texts.body), encode(payload.talk, texts.talk), encode(payload.ids, texts.ids)
     return Plan(base, texts.hops + 1, (body, talk, ids), len(body.data) + len(talk.data) + len(ids.data))
@@ -160,7 +167,7 @@ def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:
     whole = Plan(None, 0, alone, len(body) + len(talk) + len(ids))
     best, least = whole, whole.cost - MIN_SAVING
     for seq, texts in candidates:
-        if texts.hops >= MAX_HOPS:
+        if texts.hops >= MAX_HOPS or not _akin(payload, texts):
             continue
         found = _against(payload, seq, texts)
         if found.cost <= least:
@@ -170,14 +177,13 @@ def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:
     return best
 
 
-def write(connection: sqlite3.Connection, seq: int, payload: Payload, stored: Plan) -> int:
-    """Insert the row; returns the bytes it took."""
+def row_of(seq: int, payload: Payload, stored: Plan) -> tuple[list[object], int]:
+    """The row of a payload in the order of `COLUMNS`, and the bytes it takes."""
     row: list[object] = [seq, stored.base, stored.hops, payload.meta]
     for delta in stored.deltas:
         row += (delta.data, delta.head, delta.tail, delta.size)
     row += (payload.logprobs or None, payload.mask or None)
-    connection.execute(_INSERT, row)
-    return len(payload.meta) + stored.cost + len(payload.logprobs) + len(payload.mask)
+    return row, len(payload.meta) + stored.cost + len(payload.logprobs) + len(payload.mask)
 
 
 def write_note(connection: sqlite3.Connection, seq: int, meta: bytes) -> None:

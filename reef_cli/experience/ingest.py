@@ -1,13 +1,14 @@
 """How exchanges enter the database: encoded, placed in their session, stored as a delta. Runs on the writer's thread only.
 
 Everything that can refuse a record comes before the first insert, so a refused record leaves no trace and needs no savepoint;
-what can fail after that is the disk, which rolls back the whole batch. Memory held between records is only a cache.
+what can fail after that is the disk, which rolls back the whole batch. Rows wait for the end of the transaction, or for the
+first that may look for them (`settle`). Memory held between transactions is only a cache.
 """
 
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reef_cli.core.errors import ContentConflict
 from reef_cli.core.types import Inference
@@ -15,6 +16,7 @@ from reef_cli.experience import bodies
 from reef_cli.experience.chain import answer_link, links
 from reef_cli.experience.codec import checked_id, dumps
 from reef_cli.experience.eligibility import trainable_tokens
+from reef_cli.experience.held import Held, Lately
 from reef_cli.experience.model import Role, Scenario
 from reef_cli.experience.payload import Payload, encode
 from reef_cli.experience.placing import Place, Placing, Session, with_tools
@@ -25,14 +27,11 @@ _IDENTITY = (
     "SELECT r.digest, s.name FROM records r JOIN scenarios s ON s.id = r.scenario_id WHERE r.id = ? AND s.archived_at IS NULL"
 )
 _RECORD = (
-    "INSERT INTO records (seq, id, scenario_id, created_at, digest, session_id, parent, chain, next, body_hash, role, retry_of,"
+    "seq, id, scenario_id, created_at, digest, session_id, parent, chain, next, body_hash, role, retry_of,"
     " dialect, model, release_id, weight_version, summary, complete, finish, error, prompt_tokens, output_tokens,"
-    f" trainable_tokens, stored_bytes, kind) VALUES ({'?, ' * 24}'inference')"
+    " trainable_tokens, stored_bytes, kind"
 )
-_SESSION = (
-    "INSERT INTO sessions (scenario_id, key, source, tools, started_at, last_at, turns, output_tokens, trainable_tokens,"
-    f" summary, records) VALUES ({'?, ' * 10}1)"
-)
+_SESSION = "id, scenario_id, key, source, tools, started_at, last_at, turns, output_tokens, trainable_tokens, summary, records"
 _SESSION_AGAIN = (
     "UPDATE sessions SET tools = ?, last_at = max(last_at, ?), records = records + 1, turns = turns + ?,"
     " output_tokens = output_tokens + ?, trainable_tokens = trainable_tokens + ? WHERE id = ?"
@@ -57,12 +56,17 @@ class Ingest:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.placing = Placing(connection)
+        self.placing = Placing(connection, self.settle)
+        self._sessions = Held("sessions", _SESSION, "1")
+        self._payloads = Held("payloads", bodies.COLUMNS)
+        self._records = Held("records", _RECORD, "'inference'")
+        self._links: set[int] = set()
+        self._known = Lately()
         self._recall = bodies.Recall()
         self._tips: dict[tuple[int, str, bytes], int] = {}
         self._templates: dict[tuple[int, str], int] = {}
         self._tally: Counter[tuple[int, str]] = Counter()
-        self._next = 0
+        self._next = self._next_session = 0
         self.reset()
 
     def reset(self) -> None:
@@ -72,8 +76,16 @@ class Ingest:
         self._tips.clear()
         self._templates.clear()
         self._tally.clear()
-        last: int = self.connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()[0]
-        self._next = max(self._next, last + 1)
+        for held in (self._sessions, self._payloads, self._records):
+            held.clear()
+        self._links.clear()
+        self._next = max(self._next, (self._greatest("records", "seq") or 0) + 1)
+        self._next_session = max(self._next_session, (self._greatest("sessions", "id") or 0) + 1)
+        self._known.reset(self._greatest("records", "id") or "")
+
+    def _greatest(self, table: str, column: str) -> Any:
+        """One seek in an index; None for an empty table."""
+        return self.connection.execute(f"SELECT max({column}) FROM {table}").fetchone()[0]
 
     def mark(self) -> Counter[tuple[int, str]]:
         """What `undo` needs to go back to now."""
@@ -98,8 +110,16 @@ class Ingest:
         """Count something for the scenario's row; written once per transaction."""
         self._tally[scenario, counter] += amount
 
+    def settle(self) -> None:
+        """Write the rows held back."""
+        if self._records:
+            for held in (self._sessions, self._payloads, self._records):
+                held.insert(self.connection)
+            self._links.clear()
+
     def flush(self) -> None:
-        """Write the counters; the last thing before a commit."""
+        """Write the rows held back and the counters; the last thing before a commit."""
+        self.settle()
         for row in {row for row, _ in self._tally}:
             changes = [self._tally[row, name] for name in COUNTERS]
             terms = ", ".join(f"{name} = {name} + ?" for name in COUNTERS)
@@ -108,6 +128,8 @@ class Ingest:
 
     def known(self, record_id: str, scenario: str, digest: bytes) -> bool:
         """Whether this very record is stored. Raises `ContentConflict` when the id belongs to another one."""
+        self.settle()
+        self._known.add(record_id)
         row = self.connection.execute(_IDENTITY, (record_id,)).fetchone()
         if row is None:
             return False
@@ -123,19 +145,23 @@ class Ingest:
         """Store an exchange; False when it is there already. Raises `ContentConflict`, `InvalidRequest`."""
         checked_id(record.id)
         payload = encode(record)
-        if self.known(record.id, record.scenario, payload.digest):
+        if self._known.maybe(record.id) and self.known(record.id, record.scenario, payload.digest):
             return False
+        self._known.add(record.id)
         opening = (scenario.row, record.session or record.tags.get("session") or "", dumps(record.messages[:2]))
         tip = self._recall.get(self._tips.get(opening))
         chain = links(record.messages, scenario.row, tip.messages if tip else (), tip.links if tip else ())
+        if not self._links.isdisjoint(chain):
+            self.settle()
         place = self.placing.place(scenario.row, record, chain, payload.body_hash)
         facts = _facts(record, payload, place, chain)
         template = (scenario.row, record.dialect)
         stored = bodies.plan(payload, self._bases(place, tip, template))
 
         seq = self.sequence()
-        size = bodies.write(self.connection, seq, payload, stored)
-        self._write_record(seq, record, payload, scenario.row, place, facts, size)
+        row, size = bodies.row_of(seq, payload, stored)
+        self._hold_record(seq, record, payload, scenario.row, place, facts, size)
+        self._payloads.add(row)
         texts = bodies.Texts(payload.body, payload.talk, payload.ids, stored.hops)
         self._recall.put(bodies.Recent(seq, texts, record.messages, chain))
         if stored.base is None:
@@ -155,7 +181,7 @@ class Ingest:
             if texts is not None:
                 yield seq, texts
 
-    def _write_record(
+    def _hold_record(
         self, seq: int, record: Inference, payload: Payload, scenario: int, place: Place, facts: _Facts, size: int
     ) -> None:
         session = self._write_session(scenario, record, place.session, facts)
@@ -165,7 +191,8 @@ class Ingest:
             *(record.release_id, record.weight_version, facts.summary, record.complete, record.finish, record.error),
             *(facts.prompt, facts.output, facts.trainable, size),
         )
-        self.connection.execute(_RECORD, row)
+        self._records.add(row)
+        self._links.update(link for link in (facts.link, facts.following) if link is not None)
         self.tally(scenario, "inferences")
         self.tally(scenario, "incomplete", not record.complete)
         self.tally(scenario, "stored_bytes", size)
@@ -176,14 +203,19 @@ class Ingest:
             session = with_tools(session)
         turn, at = facts.role == "turn", record.created_at
         if session.row is not None:
+            if self._sessions:
+                self.settle()  # the session's own row may be among those held back
             self.connection.execute(_SESSION_AGAIN, (session.tools, at, turn, facts.output, facts.trainable, session.row))
             self.placing.remember(scenario, session)
             return session.row
-        row = self.connection.execute(
-            _SESSION,
-            (scenario, session.key, session.source, session.tools, at, at, turn, facts.output, facts.trainable, facts.summary),
-        ).lastrowid
-        assert row is not None
+        row = self._next_session
+        self._next_session += 1
+        self._sessions.add(
+            (
+                *(row, scenario, session.key, session.source, session.tools, at, at, turn),
+                *(facts.output, facts.trainable, facts.summary),
+            )
+        )
         self.placing.remember(scenario, Session(row, session.key, session.source, session.tools))
         return row
 

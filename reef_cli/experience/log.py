@@ -169,7 +169,9 @@ class ExperienceLog:
     def _store_all(self, records: Iterable[Record]) -> list[bool]:
         mark = self._ingest.mark()
         try:
-            return [self._store(record) for record in records]
+            stored = [self._store(record) for record in records]
+            self._ingest.settle()
+            return stored
         except BaseException:
             # The savepoint undoes the rows of a refused batch; the working memory must not remember them either.
             self._ingest.undo(mark)

@@ -6,7 +6,7 @@ Each lookup is one index seek, and a turn of a running conversation needs one or
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from reef_cli.core.types import Inference
@@ -47,10 +47,11 @@ class _Found(NamedTuple):
 
 
 class Placing:
-    """Finds places; caches sessions until `forget`."""
+    """Finds places; caches sessions until `forget`. `settle` is called before a look at rows that may still be held back."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, settle: Callable[[], None] = lambda: None) -> None:
         self._connection = connection
+        self._settle = settle
         self._sessions: dict[tuple[int, str], Session] = {}
 
     def forget(self) -> None:
@@ -66,6 +67,7 @@ class Placing:
         """The session of that name, if it has records."""
         if (held := self._sessions.get((scenario, key))) is not None:
             return held
+        self._settle()
         row = self._connection.execute(
             "SELECT id, key, source, tools FROM sessions WHERE scenario_id = ? AND key = ?", (scenario, key)
         ).fetchone()

@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 class Hooks(Protocol):
     """What the writer tells the owner of in-memory state that mirrors the database."""
 
+    def settle(self) -> None:
+        """Before work that may look at rows, or be undone alone: write what earlier work holds back."""
+
     def flush(self) -> None:
         """Before each commit."""
 
@@ -197,6 +200,7 @@ class Writer:
     def _perform(self, unit: _Unit) -> None:
         connection = self._connection
         if unit.guarded:
+            self._hooks.settle()
             connection.execute("SAVEPOINT unit")
         try:
             unit.value = unit.work(connection)

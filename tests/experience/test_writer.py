@@ -25,6 +25,8 @@ class Recorder:
         self.resets = 0
         self.told = 0
 
+    def settle(self) -> None: ...
+
     def flush(self) -> None:
         self.commits += 1
 
