@@ -1,17 +1,25 @@
-"""`reef records`: the experience of a scenario, and moving it between servers as JSON lines."""
+"""`reef records`: the experience of a scenario, and moving it between servers as JSON lines or Parquet."""
 
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reef_cli.commands import output
 from reef_cli.commands.shell import Scenario, Shell, items, new_app, scenario_path, with_shell
 from reef_cli.control.plain import one_line
-from reef_cli.core.errors import UsageError
+from reef_cli.core.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from reef_cli.experience.export import Add
+
+Line = tuple[int, Any]
+"""A document and the number of its line."""
 
 app = new_app("List, show, export and import records")
 
@@ -54,44 +62,51 @@ def show(
 @with_shell()
 def export_records(
     shell: Shell,
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines to write; - is stdout")],
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines to write, or Parquet by .parquet; - is stdout")],
     scenario: Scenario = "default",
     after: Annotated[int, typer.Option("--after", help="Only records after this sequence number")] = 0,
 ) -> None:
-    """Write whole records as JSON lines, oldest first"""
-    count = 0
-    with _sink(target) as sink:
+    """Write whole records, oldest first, to a file"""
+    count = evicted = 0
+    with _sink(target) as add:
         for row in _pages(shell, scenario, after):
-            record = shell.client.get(scenario_path(scenario, "records", record_id(row)))
-            sink.write(json.dumps(record) + "\n")
+            record = _whole(shell, scenario, row)
+            if record is None:
+                evicted += 1
+                continue
+            add(record)
             count += 1
     if str(target) != "-":
-        shell.emit(
-            {"scenario": scenario, "exported": count, "file": str(target)}, lambda: print(f"{count} records in {target}")
-        )
+        result = {"scenario": scenario, "exported": count, "evicted": evicted, "file": str(target)}
+        gone = f", {evicted} more were evicted" if evicted else ""
+        shell.emit(result, lambda: print(f"{count} records in {target}{gone}"))
 
 
 @app.command("import")
 @with_shell()
 def import_records(
     shell: Shell,
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines to read; - is stdin")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines to read, or Parquet by .parquet; - is stdin")],
     scenario: Scenario = "default",
 ) -> None:
-    """Import records; inference before the reports that cite it; importing again changes nothing"""
-    total = stored = 0
-    headers = {"x-reef-scenario": scenario}
-    for first, batch in _batches(source):
-        try:
-            answer = shell.client.request("POST", "/reef/records/batch", {"records": batch}, headers=headers)
-        except UsageError as error:
-            where = f"in the batch from line {first}; {total} lines before it were imported"
-            error.why = f"{error.why}; {where}" if error.why else where
-            raise
-        total += len(batch)
-        stored += int((answer.json or {}).get("stored") or 0)
-    result = {"scenario": scenario, "received": total, "stored": stored}
-    shell.emit(result, lambda: print(f"{stored} of {total} records were new"))
+    """Import records, inference before reports that cite it; again, it changes nothing; interrupted, it goes on when run again"""
+    from reef_cli.experience.export import Bookmark, Progress
+
+    with _reading(source):
+        bookmark = None if str(source) == "-" else Bookmark(source, f"{shell.client.url} {scenario}")
+        begun = bookmark.load() if bookmark else Progress()
+        if begun.lines:
+            shell.say(f"going on after line {begun.lines}")
+        total, progress = 0, begun
+        for batch in _batches(source, begun.lines):
+            progress = Progress(batch[-1][0], progress.stored + _send(shell, scenario, batch, progress.lines))
+            total += len(batch)
+            if bookmark:
+                bookmark.save(progress)
+        if bookmark:
+            bookmark.done()
+    result = {"scenario": scenario, "received": total, "stored": progress.stored - begun.stored}
+    shell.emit(result, lambda: print(f"{result['stored']} of {total} records were new"))
 
 
 def record_id(row: dict[str, Any]) -> str:
@@ -109,46 +124,75 @@ def _pages(shell: Shell, scenario: str, after: int) -> Iterator[dict[str, Any]]:
         cursor = max(int(row["sequence"]) for row in rows)
 
 
-def _batches(source: Path) -> Iterator[tuple[int, list[Any]]]:
-    """`(first line number, records)` in groups the API takes."""
-    batch: list[Any] = []
-    first, bulk = 1, 0
-    with _source(source) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            if batch and (len(batch) == _BATCH or bulk + len(line) > _BATCH_BYTES):
-                yield first, batch
-                batch, first, bulk = [], number, 0
-            batch.append(_parsed(line, f"{source}:{number}"))
-            bulk += len(line.encode())
+def _whole(shell: Shell, scenario: str, row: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a row, with its sequence; None when its bodies were evicted."""
+    if row.get("evicted_at") is not None:
+        return None
+    try:
+        record = shell.client.get(scenario_path(scenario, "records", record_id(row)))
+    except NotFoundError:
+        return None  # evicted since the page was read
+    return {"sequence": row.get("sequence"), **record}
+
+
+def _send(shell: Shell, scenario: str, batch: list[Line], before: int) -> int:
+    """Store a batch; how many records of it were new."""
+    body, headers = {"records": [document for _, document in batch]}, {"x-reef-scenario": scenario}
+    try:
+        answer = shell.client.request("POST", "/reef/records/batch", body, headers=headers)
+    except UsageError as error:
+        where = f"in the batch from line {batch[0][0]}; {before} lines before it are imported"
+        error.why = f"{error.why}; {where}" if error.why else where
+        raise
+    return int((answer.json or {}).get("stored") or 0)
+
+
+def _batches(source: Path, after: int) -> Iterator[list[Line]]:
+    """Numbered documents in groups the API takes."""
+    from reef_cli.experience import export
+
+    if str(source) == "-":
+        lines = export.read_lines(TextIOWrapper(sys.stdin.buffer, encoding="utf-8"), "-")
+    else:
+        lines = export.read(source, after)
+    batch: list[Line] = []
+    bulk = 0
+    for number, document in lines:
+        size = len(json.dumps(document))
+        if batch and (len(batch) == _BATCH or bulk + size > _BATCH_BYTES):
+            yield batch
+            batch, bulk = [], 0
+        batch.append((number, document))
+        bulk += size
     if batch:
-        yield first, batch
+        yield batch
 
 
-def _parsed(line: str, place: str) -> Any:
+@contextmanager
+def _reading(source: Path) -> Iterator[None]:
+    """A file that cannot be read is the caller's mistake, not a failure."""
     try:
-        return json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{place} is not JSON", why=str(error), hint="one JSON object a line") from error
+        yield
+    except (FileNotFoundError, PermissionError, IsADirectoryError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {source}", why=getattr(error, "strerror", None) or str(error)) from error
 
 
-def _sink(target: Path) -> IO[str]:
-    if str(target) == "-":
-        return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
+@contextmanager
+def _sink(target: Path) -> Iterator["Add"]:
+    from reef_cli.experience import export
+
     try:
-        return target.open("w", encoding="utf-8")
+        if str(target) == "-":
+            with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as out:
+                yield export.json_lines(out)
+        elif export.is_parquet(target):
+            with export.parquet(target) as add:
+                yield add
+        else:
+            with target.open("w", encoding="utf-8") as out:
+                yield export.json_lines(out)
     except OSError as error:
         raise UsageError(f"cannot write {target}", why=error.strerror or str(error)) from error
-
-
-def _source(source: Path) -> IO[str]:
-    if str(source) == "-":
-        return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
-    try:
-        return source.open(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {source}", why=error.strerror or str(error)) from error
 
 
 def _row(row: dict[str, Any]) -> list[object]:

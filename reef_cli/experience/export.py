@@ -1,214 +1,170 @@
-"""Experience in and out of files: JSON lines always, Parquet where pyarrow is installed; import resumes where it stopped.
+"""Records as files: JSON lines, or Parquet where pyarrow is installed. A line is a record's document as the API has it.
 
-A line is a record's document (`codec.to_document`) with its sequence, so an export imports back to the same records. Import
-commits in batches and then writes how far it came beside the file; since stored records are recognised, a crash between the two
-repeats a batch harmlessly.
+An interrupted import goes on where it stopped: how far it came stands beside the file. Knows nothing of the log, nor of HTTP.
 """
 
-import asyncio
-import contextlib
+import json
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 
-import orjson
+from reef_cli.core.errors import MissingDependency, UsageError
 
-from reef_cli.core.errors import InvalidRequest, MissingDependency, ReefError
-from reef_cli.experience import query
-from reef_cli.experience.codec import Record, dumps, from_document, to_document
-from reef_cli.experience.log import ExperienceLog
-
-_PAGE = 200
-_BATCH_RECORDS = 500
-_BATCH_BYTES = 32 << 20
+Add = Callable[[Mapping[str, Any]], None]
+_GROUP = 200
+"""Rows a Parquet file is written and read by at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """Records written, and records left out because their bodies were evicted."""
-
-    records: int
-    evicted: int
+def is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet"
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """Lines read so far, records among them that were new, and how far into the file that is."""
+def json_lines(out: TextIO) -> Add:
+    """Writes one document a line."""
 
-    lines: int
-    new: int
-    offset: int
-    size: int
+    def add(document: Mapping[str, Any]) -> None:
+        out.write(json.dumps(document) + "\n")
+
+    return add
 
 
-def documents(log: ExperienceLog, scenario: str, after_sequence: int = 0) -> Iterator[dict[str, Any] | None]:
-    """Every record of a scenario (by name or archive label) in order; None stands for an evicted one.
+@contextmanager
+def parquet(path: Path) -> Iterator[Add]:
+    """Writes a Parquet file: columns to select by, tokens as lists, and the whole document as JSON.
 
-    Each page has its own snapshot: records never change, and a long export must not hold back the write-ahead log.
+    The file appears when it is whole. Raises `MissingDependency`.
     """
-    while True:
-        with log.read() as connection:
-            rows = query.page(connection, scenario, after_sequence, _PAGE, None, newest=False)
-            for row in rows:
-                record = None if row.evicted_at is not None else query.get(connection, scenario, row.id)
-                yield None if record is None else {"sequence": row.sequence, "role": row.role, **to_document(record)}
-        if len(rows) < _PAGE:
-            return
-        after_sequence = rows[-1].sequence
-
-
-def export_jsonl(log: ExperienceLog, scenario: str, out: BinaryIO, after_sequence: int = 0) -> Exported:
-    """Write one record per line. Raises `ScenarioNotFound`."""
-    written = gone = 0
-    for document in documents(log, scenario, after_sequence):
-        if document is None:
-            gone += 1
-            continue
-        out.write(dumps(document) + b"\n")
-        written += 1
-    return Exported(written, gone)
-
-
-def export_parquet(log: ExperienceLog, scenario: str, path: Path, after_sequence: int = 0) -> Exported:
-    """Write a Parquet file with token columns as lists and the whole document as JSON. Raises `MissingDependency`."""
+    pyarrow, files = _pyarrow()
+    schema = _schema(pyarrow)
+    rows: list[dict[str, Any]] = []
+    draft = path.with_name(path.name + ".part")
     try:
-        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingDependency("Parquet export needs pyarrow", hint="pip install pyarrow, or export JSON lines") from error
-    ints, floats = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.float64())
-    schema = pyarrow.schema(
-        [
-            *(("sequence", pyarrow.int64()), ("id", pyarrow.string()), ("kind", pyarrow.string())),
-            *(("created_at", pyarrow.float64()), ("session", pyarrow.string()), ("release_id", pyarrow.string())),
-            *(
-                ("weight_version", pyarrow.string()),
-                ("score", pyarrow.float64()),
-                ("references", pyarrow.list_(pyarrow.string())),
-            ),
-            *(
-                ("prompt_ids", ints),
-                ("output_ids", ints),
-                ("logprobs", floats),
-                ("loss_mask", ints),
-                ("document", pyarrow.string()),
-            ),
-        ]
-    )
-    written = gone = 0
-    with parquet.ParquetWriter(path, schema) as writer:
-        rows: list[dict[str, Any]] = []
-        for document in documents(log, scenario, after_sequence):
-            if document is None:
-                gone += 1
-                continue
-            rows.append(_flat(document, schema.names))
-            written += 1
-            if len(rows) >= _PAGE:
+        with files.ParquetWriter(draft, schema) as writer:
+
+            def flush() -> None:
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
-                rows = []
-        writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
-    return Exported(written, gone)
+                rows.clear()
+
+            def add(document: Mapping[str, Any]) -> None:
+                rows.append(_flat(document, schema.names))
+                if len(rows) >= _GROUP:
+                    flush()
+
+            yield add
+            flush()
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
-def _flat(document: dict[str, Any], names: list[str]) -> dict[str, Any]:
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingDependency(
+            "Parquet files need pyarrow", hint="pip install 'reef-cli[parquet]', or use JSON lines"
+        ) from error
+
+
+def _schema(pyarrow: Any) -> Any:
+    text, number, ids = pyarrow.string(), pyarrow.float64(), pyarrow.list_(pyarrow.int32())
+    kinds = {
+        pyarrow.int64(): ("sequence",),
+        text: ("id", "kind", "session", "model", "release_id", "weight_version", "document"),
+        number: ("created_at", "score"),
+        ids: ("prompt_ids", "output_ids", "loss_mask"),
+        pyarrow.list_(number): ("logprobs",),
+        pyarrow.list_(text): ("references",),
+    }
+    return pyarrow.schema([(name, kind) for kind, names in kinds.items() for name in names])
+
+
+def _flat(document: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     tokens = document.get("tokens") or {}
-    flat = {name: document.get(name, tokens.get(name)) for name in names}
-    flat["document"] = dumps(document).decode()
-    return flat
+    row = {name: document.get(name, tokens.get(name)) for name in names}
+    if row["logprobs"] is not None:
+        row["logprobs"] = [float(value) for value in row["logprobs"]]  # infinities are spelled out in JSON
+    return row | {"document": json.dumps(document)}
 
 
-async def import_jsonl(
-    log: ExperienceLog, scenario: str, path: Path, on_progress: Callable[[Imported], None] | None = None
-) -> Imported:
-    """Store a file of JSON lines in `scenario`, batch by batch; goes on where an interrupted import of it stopped.
-
-    Raises `InvalidRequest` (or what storing raises) naming the line; the batches before it are stored.
-    """
-    place, mark, state = await asyncio.to_thread(_begin, path, scenario)
-    with contextlib.closing(_batches(path, scenario, state)) as batches:
-        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            records, lines, offset = batch
-            stored = await _store(log, records, state.lines, lines)
-            state = Imported(state.lines + lines, state.new + sum(stored), offset, state.size)
-            await asyncio.to_thread(_save, place, mark, state)
-            if on_progress is not None:
-                on_progress(state)
-    await asyncio.to_thread(place.unlink, missing_ok=True)
-    return state
+def read(path: Path, after: int = 0) -> Iterator[tuple[int, Any]]:
+    """`(line number, document)` of a file's lines after the first `after`. `UsageError` names a line that is not JSON."""
+    if is_parquet(path):
+        yield from _parsed(_documents(path), str(path), after)
+    else:
+        with path.open(encoding="utf-8") as source:
+            yield from _parsed(source, str(path), after)
 
 
-def _begin(path: Path, scenario: str) -> tuple[Path, str, Imported]:
-    """Where progress is kept, what it is progress of, and how far an earlier import came."""
-    place = path.with_name(path.name + ".import")
-    mark = _fingerprint(path, scenario)
-    return place, mark, _resumed(place, mark) or Imported(0, 0, 0, path.stat().st_size)
+def read_lines(source: TextIO, name: str) -> Iterator[tuple[int, Any]]:
+    """The same of lines from a pipe."""
+    return _parsed(source, name, 0)
 
 
-async def _store(log: ExperienceLog, records: list[Record], before: int, lines: int) -> list[bool]:
-    if not records:
-        return []
+def _documents(path: Path) -> Iterator[str]:
+    pyarrow, files = _pyarrow()
     try:
-        return await log.import_batch(records)
-    except ReefError as error:
-        raise _located(error, f"lines {before + 1} to {before + lines}") from error
+        for batch in files.ParquetFile(path).iter_batches(_GROUP, columns=["document"]):
+            yield from batch.column("document").to_pylist()
+    except (pyarrow.ArrowInvalid, KeyError) as error:
+        raise UsageError(
+            f"{path} is no Parquet file of records", why=str(error), hint="reef records export wrote one"
+        ) from error
 
 
-def _batches(path: Path, scenario: str, state: Imported) -> Generator[tuple[list[Record], int, int], None, None]:
-    """`(records, lines, offset after them)` until the end of the file."""
-    records: list[Record] = []
-    lines = 0
-    offset = start = state.offset
-    with path.open("rb") as source:
-        source.seek(offset)
-        for number, line in enumerate(source, state.lines + 1):
-            lines, offset = lines + 1, offset + len(line)
-            if line.strip():
-                records.append(_record(line, scenario, number))
-            if len(records) >= _BATCH_RECORDS or offset - start >= _BATCH_BYTES:
-                yield records, lines, offset
-                records, lines, start = [], 0, offset
-    if lines:
-        yield records, lines, offset
+def _parsed(lines: Iterator[str] | TextIO, name: str, after: int) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(lines, 1):
+        if number <= after or not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{name}:{number} is not JSON", why=str(error), hint="one JSON object a line") from error
 
 
-def _record(line: bytes, scenario: str, number: int) -> Record:
-    try:
-        return from_document(orjson.loads(line), scenario)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"line {number} is not JSON", why=str(error)) from error
-    except ReefError as error:
-        raise _located(error, f"line {number}") from error
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Lines that are stored, and records among them that were new."""
+
+    lines: int = 0
+    stored: int = 0
 
 
-def _located(error: ReefError, where: str) -> ReefError:
-    """The same error, saying where in the file it is."""
-    return type(error)(f"{where}: {error.message}", why=error.why, hint=error.hint, **error.details)
+class Bookmark:
+    """How far the import of a file into one place came; kept beside the file until it is done."""
+
+    def __init__(self, file: Path, into: str) -> None:
+        self._mark = _fingerprint(file, into)
+        self._path = file.with_name(file.name + ".import")
+
+    def load(self) -> Progress:
+        """Where to go on; the beginning when the file or the place is another."""
+        try:
+            saved = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return Progress()
+        return Progress(**saved["progress"]) if isinstance(saved, dict) and saved.get("mark") == self._mark else Progress()
+
+    def save(self, progress: Progress) -> None:
+        draft = self._path.with_name(self._path.name + ".new")
+        with draft.open("w", encoding="utf-8") as out:
+            json.dump({"mark": self._mark, "progress": asdict(progress)}, out)
+            out.flush()
+            os.fsync(out.fileno())
+        draft.replace(self._path)
+
+    def done(self) -> None:
+        self._path.unlink(missing_ok=True)
 
 
-def _fingerprint(path: Path, scenario: str) -> str:
-    """Recognises the file an interrupted import was of: its size, its beginning, and where it was to go."""
-    with path.open("rb") as source:
+def _fingerprint(file: Path, into: str) -> str:
+    """Recognises a file and where it goes: its size, its beginning, and the place's name."""
+    with file.open("rb") as source:
         state = blake2b(source.read(1 << 16), digest_size=16)
-    state.update(f"{path.stat().st_size} {scenario}".encode())
+    state.update(f"{file.stat().st_size} {into}".encode())
     return state.hexdigest()
-
-
-def _resumed(place: Path, mark: str) -> Imported | None:
-    try:
-        saved = orjson.loads(place.read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
-        return None
-    return Imported(**saved["state"]) if saved.get("mark") == mark else None
-
-
-def _save(place: Path, mark: str, state: Imported) -> None:
-    draft = place.with_name(place.name + ".new")
-    with draft.open("wb") as out:
-        out.write(orjson.dumps({"mark": mark, "state": asdict(state)}))
-        out.flush()
-        os.fsync(out.fileno())
-    draft.replace(place)
