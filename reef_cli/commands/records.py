@@ -89,7 +89,7 @@ def import_records(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines to read, or Parquet by .parquet; - is stdin")],
     scenario: Scenario = "default",
 ) -> None:
-    """Import records, inference before reports that cite it; again, it changes nothing; interrupted, it goes on when run again"""
+    """Import records, inference before reports that cite it; run again it changes nothing, or goes on where it stopped"""
     from reef_cli.experience.export import Bookmark, Progress
 
     with _reading(source):
