@@ -27,6 +27,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("chat", "Teach", "chat", "Ask the served model; prints the answer and its receipt"),
     Command("report", "Teach", "report", "Send a score or feedback about receipts"),
     Command("train", "Teach", "train", "Give an instruction in words"),
+    Command("discover", "Teach", "discover", "Search for the best solution of a hard problem, learning from every step"),
     Command("release", "Release", "release", "List, compare, verify, promote and roll back releases"),
     Command("rollback", "Release", "rollback", "Serve an earlier release's content again"),
     Command("eval", "Release", "evaluate", "Evaluate a release on a suite"),

@@ -63,6 +63,11 @@ class Home:
         return self.root / "metrics"
 
     @property
+    def discovery(self) -> Path:
+        """Archives and results of discovery runs, a folder each."""
+        return self.root / "discovery"
+
+    @property
     def jobs(self) -> Path:
         """Scratch folders of jobs under way."""
         return self.root / "jobs"

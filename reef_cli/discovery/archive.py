@@ -107,6 +107,12 @@ class Archive:
             for name, value in facts.items():
                 self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
+    def stamp(self) -> str:
+        """What tells this archive from every other one, even of the same name."""
+        with self._lock, self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO facts VALUES ('stamp', ?)", (json.dumps(os.urandom(16).hex()),))
+        return str(self.facts()["stamp"])
+
     def facts(self) -> dict[str, Any]:
         return {name: json.loads(value) for name, value in self._rows("SELECT name, value FROM facts")}
 
@@ -197,7 +203,7 @@ class Archive:
             " FROM rollouts WHERE step = ? ORDER BY grp, rollout",
             (step,),
         )
-        return [_rollout(*row) for row in rows]
+        return [_rollout(row) for row in rows]
 
     def record(self, rollout: Rollout, found: tuple[Made, Verdict] | None) -> None:
         """Write a try, and the solution it found, for good. A try written before stays as it was."""
@@ -249,6 +255,15 @@ class Archive:
     def state(self, number: int) -> State:
         return self._states("WHERE id = ?", (number,))[0]
 
+    def origin(self, number: int) -> dict[str, Any] | None:
+        """The try that found a state: its place and receipt; None for a first solution."""
+        rows = self._rows("SELECT step, grp, rollout, receipt, parent FROM rollouts WHERE state = ?", (number,))
+        return next((dict(zip(("step", "group", "rollout", "receipt", "parent"), row, strict=True)) for row in rows), None)
+
+    def values(self) -> list[float]:
+        """Values of all states, found ones of the step under way included."""
+        return [row[0] for row in self._rows("SELECT value FROM states")]
+
     def best(self) -> State | None:
         """The state with the largest strict value."""
         return next(iter(self._states("ORDER BY strict DESC, id LIMIT 1")), None)
@@ -275,9 +290,9 @@ class Archive:
         return _Transaction(self._db)
 
 
-def _rollout(*row: Any) -> Rollout:
-    *before, valid, reason, receipt, state, reported, at = row
-    return Rollout(*before, bool(valid), reason, receipt, state, bool(reported), at)
+def _rollout(row: Sequence[Any]) -> Rollout:
+    step, group, rollout, parent, text, score, valid, reason, receipt, state, reported, at = row
+    return Rollout(step, group, rollout, parent, text, score, bool(valid), reason, receipt, state, bool(reported), at)
 
 
 class _Transaction:

@@ -93,6 +93,10 @@ class Problem(Protocol):
         """A search space by name. Raises `ConfigError` for one it does not have."""
         ...
 
-    def same(self, left: Verdict, right: Verdict) -> bool:
-        """Whether two solutions count as one: a copy of its parent is no discovery."""
+    def same(self, left: float, right: float) -> bool:
+        """Whether solutions of these values count as one: a copy of a known solution is no discovery."""
+        ...
+
+    def draw(self, solution: Any) -> str:
+        """The solution as an SVG element; empty when there is nothing to see."""
         ...

@@ -152,7 +152,7 @@ def test_each_kind_of_state_has_its_own_word() -> None:
 def test_the_prompt_tells_no_record() -> None:
     problem = PackingProblem(26)
     prompt = problem.space("lines").ask(state(problem.starts(1, 0)[0], 2.5, True)).prompt
-    assert "2.63" not in prompt + problem.statement and "2.5000" in prompt
+    assert "2.63" not in prompt + problem.statement and "2.5000" in prompt and "2.93" not in prompt
 
 
 def test_impossible_problems_are_named() -> None:

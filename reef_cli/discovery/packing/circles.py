@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from reef_cli.core.errors import ConfigError
 from reef_cli.discovery.packing import check
 from reef_cli.discovery.packing.geometry import best_radii, scientific
 from reef_cli.discovery.packing.lines import LineSpace, even_rows
 from reef_cli.discovery.packing.moves import Rows, lay_out
-from reef_cli.discovery.problem import Made, Space, Verdict
+from reef_cli.discovery.problem import Made, Space
+from reef_cli.discovery.programs import ProgramSpace, libraries
 
 SAME_BELOW = 1e-7
 """Sums closer than this are the same packing for the search; local optima lie much farther apart."""
@@ -24,6 +26,9 @@ Maximise  r_1 + r_2 + ... + r_{n}.
 A solution is a list of {n} rows [x, y, r]. The verifier recomputes the sum from the radii and allows an overlap of at most
 {tolerance:g}; it also states the strict sum, of radii shrunk until the exact numbers overlap nowhere.
 """
+
+FORM = """\
+The program prints, as its last line, the packing as JSON: a list of {n} rows [x, y, r]. It may use numpy and scipy."""
 
 
 class PackingProblem:
@@ -57,7 +62,17 @@ class PackingProblem:
     def space(self, name: str) -> Space:
         if name == "lines":
             return LineSpace(self.n)
-        raise ConfigError(f"packing has no search space {name!r}", hint="lines")
+        if name == "programs":
+            return ProgramSpace(self.statement, libraries("numpy", "scipy"), FORM.format(n=self.n))
+        raise ConfigError(f"packing has no search space {name!r}", hint="lines or programs")
 
-    def same(self, left: Verdict, right: Verdict) -> bool:
-        return abs(left.value - right.value) < SAME_BELOW
+    def same(self, left: float, right: float) -> bool:
+        return abs(left - right) < SAME_BELOW
+
+    def draw(self, solution: Any) -> str:
+        circles = "".join(f'<circle cx="{x:.6f}" cy="{1 - y:.6f}" r="{r:.6f}"/>' for x, y, r in solution)
+        return (
+            '<svg xmlns="http://www.w3.org/2000/svg" viewBox="-0.01 -0.01 1.02 1.02" width="420" height="420"'
+            ' fill="none" stroke="currentColor" stroke-width="0.003"><rect width="1" height="1"/>'
+            f'<g fill="#4a8fbd" fill-opacity="0.35">{circles}</g></svg>'
+        )

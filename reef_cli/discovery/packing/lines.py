@@ -4,35 +4,32 @@ An initial state is answered by a `ROWS` line (a new layout), a found one by a `
 word is given to the model as the start of its answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from reef_cli.discovery.packing.geometry import packing, polish, scientific
+from reef_cli.discovery.packing.geometry import Packing, packing, polish, scientific
 from reef_cli.discovery.packing.moves import ROW_NOISE, Rows, Shake, change, lay_out, parse
 from reef_cli.discovery.problem import Ask, Made, State, Unusable
 
-_ROWS_SHOWN = ("5 6 5 6 5", "4 5 4 5 4 5", "6 5 6 5 6", "5 5 5 5 5", "4 4 5 4 4 5", "6 6 5 6 6", "5 4 6 4 5 4")
-_SHAKES_SHOWN = (
-    "SHAKE 5", "SHAKE 2 MOVE 9", "SHAKE 8", "SHAKE 0 SWAP 7 16", "SHAKE 3 AREA 2", "SHAKE 7 MOVE 3 12", "SHAKE 1 SWAP 4 11",
-    "SHAKE 9 AREA 6", "SHAKE 4",
-)  # fmt: skip
+_ROWS_SHOWN = ("5 6 5 6 5", "4 5 4 5 4 5", "6 6 5 6 6", "5 5 5 5 5", "4 6 5 6 4", "6 7 6 7 6", "5 6 5 6 5 5")
+_SHAKES_SHOWN = ("SHAKE 5", "SHAKE 2 MOVE 9", "SHAKE 0 SWAP 7 16", "SHAKE 8", "SHAKE 3 AREA 2")
+MOST_SHOWN = 4
 
 
 class LineSpace:
-    """Lines for `n` circles."""
+    """Lines for `n` circles. `improve` makes the packing of the centres a line leads to."""
 
     name = "lines"
 
-    def __init__(self, n: int) -> None:
-        self._n = n
+    def __init__(self, n: int, improve: Callable[[Any], Packing] = polish) -> None:
+        self._n, self._improve = n, improve
 
     def ask(self, parent: State) -> Ask:
-        head = f"{self._n} circles in the unit square, as large as possible. Sum of radii now: {parent.value:.4f}.\n"
+        head = f"{self._n} circles in a square, sum of radii {parent.value:.4f}."
         if parent.initial:
             shown = "\n".join(f"ROWS {counts}" for counts in _shown_rows(self._n))
-            words = "Each line lays the circles out in rows, by the number of circles in each row."
-            return Ask(f"{head}{words}\n{shown}\nROWS", max_tokens=24, stop=("\n",))
-        words = "Each line changes the packing a little: SHAKE moves all circles, MOVE some of them, SWAP two."
-        return Ask(f"{head}{words}\n" + "\n".join(_SHAKES_SHOWN) + "\nSHAKE", max_tokens=16, stop=("\n",))
+            return Ask(f"{head} Rows of circles:\n{shown}\nROWS", max_tokens=24, stop=("\n",))
+        return Ask(f"{head} Changes:\n" + "\n".join(_SHAKES_SHOWN) + "\nSHAKE", max_tokens=16, stop=("\n",))
 
     def make(self, parent: State, text: str, seed: int) -> Made:
         first = "ROWS" if parent.initial else "SHAKE"
@@ -46,13 +43,13 @@ class LineSpace:
             centres = change(move, packing(parent.solution), generator)
         else:
             raise Unusable("not_a_line")
-        return Made(polish(centres).rows(), " ".join(line.split()))
+        return Made(self._improve(centres).rows(), " ".join(line.split()))
 
 
 def _shown_rows(n: int) -> Sequence[str]:
-    """Layouts to show: every one within two circles of `n`, as many rows more or less as that takes."""
+    """Layouts to show, each within two circles of `n`."""
     fitting = [row for row in _ROWS_SHOWN if abs(sum(map(int, row.split())) - n) <= 2]
-    return fitting or [" ".join(map(str, counts)) for counts in even_rows(n)]
+    return (fitting or [" ".join(map(str, counts)) for counts in even_rows(n)])[:MOST_SHOWN]
 
 
 def even_rows(n: int) -> list[tuple[int, ...]]:
