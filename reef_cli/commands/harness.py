@@ -167,14 +167,21 @@ def propose(
     scenario: Scenario = "default",
     base: Annotated[str | None, typer.Option("--base", help="Release the edit started from; folders need it")] = None,
     reason: Annotated[str | None, typer.Option("--reason", "-m", help="Why, for whoever reads the release")] = None,
+    unjudged: Annotated[bool, typer.Option("--unjudged", help="Release without measuring, where a recipe would judge")] = False,
 ) -> None:
-    """Propose a change of the harness: it becomes a release, or waits for review"""
+    """Propose a change of the harness: it becomes a release, or waits to be judged or reviewed"""
     body = _folder_body(shell, scenario, file, base) if file.is_dir() else _file_body(file)
     if base is not None:
         body["base_release_id"] = base
     if reason is not None:
         body["reason"] = reason
+    if unjudged:
+        body["judged"] = False
     answer = shell.client.request("POST", "/reef/harness/proposals", body, headers={"x-reef-scenario": scenario}).json
+    if "release_id" not in answer:
+        shell.emit(answer, lambda: print(f"{answer['agent_record_id']} waits to be judged: {answer.get('changed', '')}"))
+        shell.hint(f"reef jobs list -s {scenario}")
+        return
     state = "held for review" if answer.get("pending") else "released"
     shell.emit(answer, lambda: print(f"{answer['release_id']} {state}: {answer.get('changed', '')}"))
     if answer.get("pending"):

@@ -100,6 +100,11 @@ Grade = Callable[[Path, Trajectory], float]
 """Scores the work folder and what the agent said; runs after the agent's processes are gone."""
 
 
+def new_identity() -> str:
+    """The id of an episode; sorts by time."""
+    return f"{int(time.time() * 1000):013d}-{secrets.token_hex(4)}"
+
+
 def run(
     runtime: Runtime,
     tree: Tree,
@@ -109,13 +114,17 @@ def run(
     grade: Grade | None = None,
     caps: Caps | None = None,
     cancel: threading.Event | None = None,
+    identity: str | None = None,
 ) -> Episode:
-    """Run one episode (blocking). Raises `MissingDependency` without a sandbox, `UnsupportedArtifact` for an unfit tree and
-    `EvaluationError` when the grader itself breaks; everything else is in the result."""
+    """Run one episode (blocking), under a new id unless one is given.
+
+    Raises `MissingDependency` without a sandbox, `UnsupportedArtifact` for an unfit tree and `EvaluationError` when the grader
+    itself breaks; everything else is in the result.
+    """
     if not runtime.unsafe:
         sandbox.require()
     limits, cancelled = caps or Caps(), cancel or threading.Event()
-    identity = f"{int(time.time() * 1000):013d}-{secrets.token_hex(4)}"
+    identity = identity or new_identity()
     with ExitStack() as stack:
         root = _root(state, identity, stack)
         room = _furnish(runtime, tree, task, root)

@@ -6,6 +6,7 @@ process: after a crash the workbench is loaded afresh from the harness in force.
 """
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +32,12 @@ class LoadTest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where evolution looks: harnesses in force, earlier proposals of a scenario, a model to ask."""
+    """Where evolution looks: harnesses in force, earlier proposals, a model to ask; and who is told of failures."""
 
     service: HarnessService
     history: Callable[[str], Sequence[Past]]
     ask: Ask
+    failed: Callable[[str, Sequence[Evidence]], object] = lambda *_: None
 
 
 @dataclass(slots=True)
@@ -118,10 +120,13 @@ class Evolution:
             await trial.undo()
 
     async def _propose(self, scenario: str, tree: Tree, samples: Sequence[Sample]) -> Proposed:
-        edits = [sample for sample in samples if sample.extras.get("kind") == "proposal"]
-        if edits:
-            return await asyncio.to_thread(self._carried_over, scenario, edits[0])
+        asked = next((sample for sample in samples if sample.extras.get("kind") != "failure"), None)
+        if asked is not None and asked.extras.get("mark") != wish_mark(self._sources.service, asked.extras):
+            raise Refused("it did not come through the routes for requests and proposals")
+        if asked is not None and asked.extras.get("kind") == "proposal":
+            return await asyncio.to_thread(self._carried_over, scenario, asked)
         evidence = tuple(Evidence.of(sample) for sample in samples)
+        await asyncio.to_thread(self._sources.failed, scenario, evidence)
         return await self._proposer.propose(Window(tree, evidence, tuple(self._sources.history(scenario))), self._sources.ask)
 
     def _carried_over(self, scenario: str, sample: Sample) -> Proposed:
@@ -162,6 +167,12 @@ class Evolution:
         if fault is not None:
             await self.conclude(scenario, kept=False)
             raise Refused(f"the agent does not start with it: {fault}")
+
+
+def wish_mark(service: HarnessService, wish: Mapping[str, Any]) -> str:
+    """The mark of what somebody asked for or edited, over everything in it that matters."""
+    names = ("kind", "text", "mutations", "base_release_id", "origin")
+    return service.mark(json.dumps([wish.get(name) for name in names], sort_keys=True))
 
 
 def _sentence(error: ReefError) -> str:

@@ -1,6 +1,6 @@
 """Coding tasks as folders: what an agent is asked, what its work folder holds, and the unit tests that grade what it left.
 
-    <task>/task.yaml      prompt, and optionally split, weight, must_not_regress
+    <task>/task.toml      prompt, and optionally split, weight, must_not_regress
     <task>/files/         the work folder at the start
     <task>/tests/         test_*.py, never shown to the agent
 
@@ -12,12 +12,11 @@ import hashlib
 import json
 import secrets
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from reef_cli.core.errors import ConfigError
 from reef_cli.harness import files
@@ -26,13 +25,18 @@ from reef_cli.harness.tree import canonical
 from reef_cli.sandbox import program
 
 _SCRIPT = Path(__file__).with_name("unit_tests.py")
-_KEYS = {"prompt", "split", "weight", "must_not_regress"}
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "split": lambda value: value in ("heldout", "development"),
+    "weight": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1000,
+    "must_not_regress": lambda value: isinstance(value, bool),
+}
+_KEYS = {"prompt", *_FITS}
 LIMITS = program.Limits(seconds=60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CodingTask:
-    """A task with its tests. `facts` are the keys of `task.yaml` besides the prompt."""
+    """A task with its tests. `facts` are the keys of `task.toml` besides the prompt."""
 
     task: Task
     tests: Path
@@ -50,24 +54,26 @@ def load_tasks(folder: Path) -> list[CodingTask]:
     """The tasks of a folder, by name. `ConfigError` names the task and what is wrong with it."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder of tasks", hint="reef.tasks names a folder with one folder per task")
-    found = [_load(path.parent) for path in sorted(folder.glob("*/task.yaml"))]
+    found = [_load(path.parent) for path in sorted(folder.glob("*/task.toml"))]
     if not found:
-        raise ConfigError(f"{folder} holds no task", hint="a task is a folder with task.yaml, files/ and tests/")
+        raise ConfigError(f"{folder} holds no task", hint="a task is a folder with task.toml, files/ and tests/")
     return found
 
 
 def _load(folder: Path) -> CodingTask:
     try:
-        raw = yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {folder / 'task.yaml'}", why=str(error).splitlines()[0]) from error
-    if not isinstance(raw, dict) or set(raw) - _KEYS or not isinstance(raw.get("prompt"), str):
-        raise ConfigError(f"task {folder.name} is malformed", hint=f"the keys of task.yaml are {', '.join(sorted(_KEYS))}")
+        raw = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {folder / 'task.toml'}", why=str(error)) from error
+    if set(raw) - _KEYS or not isinstance(raw.get("prompt"), str):
+        raise ConfigError(f"task {folder.name} is malformed", hint=f"the keys of task.toml are {', '.join(sorted(_KEYS))}")
     tests = folder / "tests"
     if not list(tests.glob("test_*.py")):
         raise ConfigError(f"task {folder.name} has no tests", hint="put test_*.py into its folder tests/")
     start = files.read(folder / "files") if (folder / "files").is_dir() else {}
     facts = {key: value for key, value in raw.items() if key != "prompt"}
+    if wrong := [key for key, value in facts.items() if not _FITS[key](value)]:
+        raise ConfigError(f"task {folder.name} is malformed", why=f"{wrong[0]} cannot be {facts[wrong[0]]!r}")
     return CodingTask(Task(folder.name, raw["prompt"], start), tests, facts)
 
 

@@ -25,11 +25,14 @@ KEPT = 500
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """How episodes reach the server: its address (known once it listens), the model's name, and tokens made per episode."""
+    """How episodes reach the server: its address (known once it listens), the model's name, and tokens.
+
+    `issue` makes a token for a scenario and an episode.
+    """
 
     url: Callable[[], str]
     model: str
-    issue: Callable[[str], str]
+    issue: Callable[[str, str], str]
     revoke: Callable[[str], None]
 
 
@@ -60,13 +63,15 @@ class Trials:
     ) -> Episode:
         """One episode of `task` with `tree`. `tags` mark the records of its calls, beside the tag `trial`."""
         place = await self._installed()
-        token = self._gateway.issue(scenario)
+        identity = episodes.new_identity()
+        token = self._gateway.issue(scenario, identity)
         headers = {f"x-reef-tag-{name}": value for name, value in (tags or {}).items()}
         runtime = self._runtime(place, scenario, self._gateway.url(), token, headers)
 
         def job(cancel: threading.Event) -> Episode:
+            setting = self._setting
             return episodes.run(
-                runtime, tree, task, state=self._setting.state, grade=grade, caps=self._setting.caps, cancel=cancel
+                runtime, tree, task, state=setting.state, grade=grade, caps=setting.caps, cancel=cancel, identity=identity
             )
 
         try:

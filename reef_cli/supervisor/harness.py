@@ -9,7 +9,7 @@ import asyncio
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ from reef_cli.harness.service import HarnessService, Proposal
 from reef_cli.learning.contract import Recipe
 from reef_cli.releases.service import ReleaseService
 
+Queue = Callable[[str, Any, str | None, str, str], Awaitable[str]]
+"""Takes scenario, mutations, base release, reason and author of an edit that is to be judged; gives the id it waits under."""
+
 PAGE = "/reef/harness/releases/{step}/page"
 SECRET_BYTES = 32
 TRIES = 5
@@ -44,12 +47,23 @@ _PAGE_HEADERS = {
 
 
 class HarnessRoutes:
-    """Handlers over one service. `review` holds proposals for a person; `trains` says that the deployment trains weights."""
+    """Handlers over one service. `review` holds proposals for a person; `trains` says that the deployment trains weights.
+
+    With a `queue` proposals are judged before they are released, unless their sender says otherwise.
+    """
 
     def __init__(
-        self, service: HarnessService, releases: ReleaseService, publishing: Publishing, *, review: bool, trains: bool
+        self,
+        service: HarnessService,
+        releases: ReleaseService,
+        publishing: Publishing,
+        *,
+        review: bool,
+        trains: bool,
+        queue: Queue | None = None,
     ) -> None:
         self._service = service
+        self._queue = queue
         self._releases = releases
         self._publishing = publishing
         self._review = review
@@ -112,9 +126,15 @@ class HarnessRoutes:
     # -- proposals -----------------------------------------------------------------------------------------------------
 
     async def propose(self, request: web.Request) -> web.Response:
-        """Edit the harness: `{mutations, base_release_id?, reason?}`. 201 with the release, held under review."""
+        """Edit the harness: `{mutations, base_release_id?, reason?, judged?}`. 201 with the release, held under review.
+
+        Where a recipe evolves harnesses the edit is judged first: 202 with the id under which it waits. `judged: false`
+        releases it unjudged.
+        """
         body = await read_object(request, deps_of(request).options.small_limit_bytes)
-        only(body, ("mutations", "base_release_id", "reason"))
+        only(body, ("mutations", "base_release_id", "reason", "judged"))
+        if not isinstance(judged := body.get("judged", self._queue is not None), bool):
+            raise InvalidRequest("judged is true or false", param="judged")
         if "mutations" not in body:
             raise InvalidRequest("mutations is missing", param="mutations")
         base = text_field(body, "base_release_id", longest=64)
@@ -123,6 +143,8 @@ class HarnessRoutes:
         self._check_surface(None)
         await ensure_scenario(request, scenario)
         author = f"user:{principal_of(request).name}"
+        if judged:
+            return answer(await self._enqueued(scenario, body["mutations"], base, reason, author), 202)
         for tried in range(1, TRIES + 1):
             try:
                 release = await self._submit(scenario, body["mutations"], base, reason, author)
@@ -132,6 +154,17 @@ class HarnessRoutes:
                 continue
             return answer(await self._told(release), 201)
         raise AssertionError("the loop returns or raises")
+
+    async def _enqueued(self, scenario: str, mutations: Any, base: str | None, reason: str, author: str) -> Mapping[str, Any]:
+        """Queue an edit that is sound as far as can be told now."""
+        if self._queue is None:
+            raise ConflictError(
+                "no recipe here judges proposals", hint="leave out judged, or serve a recipe that evolves harnesses"
+            )
+        edit = await asyncio.to_thread(self._service.propose, scenario, mutations, base, reason)
+        base = edit.base or base
+        identity = await self._queue(scenario, mutations, base, reason, author)
+        return {"scenario": scenario, "agent_record_id": identity, "state": "queued", "changed": edit.wire()["changed"]}
 
     async def _submit(self, scenario: str, mutations: Any, base: str | None, reason: str, author: str) -> Release:
         """Admit against the present chain and append; `HeadMoved` when somebody else appended in between."""
@@ -185,13 +218,23 @@ def reached_address(request: web.Request) -> str:
     return f"{proto}://{host}"
 
 
+def open_service(settings: Settings, home: Home, releases: ReleaseService) -> HarnessService:
+    """The harnesses of a deployment, over its chains. Blocks: reads or makes the page secret."""
+    return HarnessService(releases, page_secret=page_secret(home.page_secret), model=lambda _: settings.engine.model)
+
+
 def open_harness(
-    settings: Settings, home: Home, releases: ReleaseService, publishing: Publishing, recipe: Recipe | None
+    settings: Settings,
+    service: HarnessService,
+    releases: ReleaseService,
+    publishing: Publishing,
+    recipe: Recipe | None,
+    queue: Queue | None = None,
 ) -> HarnessRoutes:
-    """The routes of a deployment, over its chains. Blocks: reads or makes the page secret."""
-    service = HarnessService(releases, page_secret=page_secret(home.page_secret), model=lambda _: settings.engine.model)
+    """The routes of a deployment."""
     trains = recipe is not None and recipe.surface is Surface.WEIGHTS
-    return HarnessRoutes(service, releases, publishing, review=settings.reef.publish == "review", trains=trains)
+    review = settings.reef.publish == "review"
+    return HarnessRoutes(service, releases, publishing, review=review, trains=trains, queue=queue)
 
 
 def page_secret(file: Path) -> bytes:

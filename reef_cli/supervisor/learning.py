@@ -11,7 +11,7 @@ from reef_cli.config.schema import Settings, TrainerSettings
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import ConfigError, MissingDependency
 from reef_cli.core.ids import split_weight_version
-from reef_cli.core.ports import Answering, ChatTemplate, Publishing
+from reef_cli.core.ports import Answering, ChatTemplate, Evaluating, Publishing, Training
 from reef_cli.core.types import Cadence, Surface
 from reef_cli.evaluation.asking import Bench
 from reef_cli.evaluation.gate import Gate
@@ -19,6 +19,7 @@ from reef_cli.evaluation.suite import Suite
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.learning.cadence import Policy
 from reef_cli.learning.contract import Recipe, Tools
+from reef_cli.learning.evolving import Evolving
 from reef_cli.learning.runner import Runner
 from reef_cli.learning.worker import LearningWorker, WorkerSettings
 from reef_cli.releases.service import ReleaseService
@@ -36,10 +37,12 @@ class Parts:
     answering: Answering
     suite: Suite | None
     bench: Bench
-    trainer: TrainerHandle
+    training: Training
     clock: Clock
     home: Home
     template: ChatTemplate | None = None
+    evaluating: Evaluating | None = None
+    """What judges candidates; absent: the gate over `suite`."""
 
 
 def pushes_whole_weights(settings: TrainerSettings) -> bool:
@@ -56,8 +59,10 @@ def pushes_whole_weights(settings: TrainerSettings) -> bool:
 
 def check_recipe(recipe: Recipe, engine: LocalEngine | None) -> None:
     """Raises `ConfigError` or `MissingDependency` when this deployment cannot run the recipe."""
+    if isinstance(recipe, Evolving):
+        return
     if recipe.surface is not Surface.WEIGHTS:
-        raise ConfigError(f"recipe {recipe.name} changes the {recipe.surface}, which this server cannot evolve yet")
+        raise ConfigError(f"recipe {recipe.name} changes the {recipe.surface}, and does not say how")
     if engine is None:
         raise ConfigError(
             f"recipe {recipe.name} trains weights, and an upstream engine has none to train",
@@ -90,10 +95,9 @@ def make_worker(settings: Settings, recipe: Recipe, parts: Parts) -> LearningWor
         log=parts.log,
         releases=parts.releases,
         publishing=parts.publishing,
-        training=parts.trainer,
-        evaluating=Gate(
-            parts.answering, parts.suite, settings.evaluation, cadence=cadence, clock=parts.clock, bench=parts.bench
-        ),
+        training=parts.training,
+        evaluating=parts.evaluating
+        or Gate(parts.answering, parts.suite, settings.evaluation, cadence=cadence, clock=parts.clock, bench=parts.bench),
         recipe=recipe,
         policy=Policy(cadence, review, recipe.settings.gate_every, settings.storage.keep_checkpoints),
         workspace=parts.home.checkpoints,

@@ -1,4 +1,4 @@
-"""Values that settings only point at: a provider's key in a file, a function by its dotted path."""
+"""Values that settings only point at: a provider's key in a file, a function by its dotted path, a path beside the file."""
 
 from importlib import import_module
 from pathlib import Path
@@ -28,3 +28,11 @@ def dotted(path: str) -> Any:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{path} does not lead to a function", why=str(error), hint="give module:function") from error
+
+
+def beside(source: str, file: Path | None) -> str:
+    """A path of the settings: as it stands, or beside the configuration file when it is only there."""
+    path = Path(source)
+    if file is not None and not path.is_absolute() and not path.exists() and (file.parent / path).exists():
+        return str(file.parent / path)
+    return source

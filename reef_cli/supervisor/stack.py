@@ -32,18 +32,21 @@ from reef_cli.gateway.backends.upstream import UpstreamBackend
 from reef_cli.gateway.deps import Deps, DrainFlag
 from reef_cli.harness import episodes
 from reef_cli.learning.contract import Recipe
+from reef_cli.learning.evolving import Evolving
 from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering, bench_of
 from reef_cli.supervisor.canary import Canaries
 from reef_cli.supervisor.evaluations import Evaluations
-from reef_cli.supervisor.harness import open_harness
+from reef_cli.supervisor.evolution import Evolved, evolve
+from reef_cli.supervisor.harness import open_harness, open_service
 from reef_cli.supervisor.learning import Parts, check_recipe, make_trainer, make_worker, push_weights, pushes_whole_weights
 from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.meters import LearningMeters
-from reef_cli.supervisor.pointers import dotted, upstream_key
+from reef_cli.supervisor.pointers import beside, dotted, upstream_key
 from reef_cli.supervisor.publisher import Publisher
+from reef_cli.supervisor.retention import retain
 from reef_cli.supervisor.routing import Routing, judging
 from reef_cli.supervisor.shadow import Shadow
 from reef_cli.supervisor.status import Status
@@ -53,9 +56,6 @@ from reef_cli.telemetry.traces import open_tracer
 from reef_cli.trainer.handle import TrainerHandle
 
 logger = logging.getLogger(__name__)
-
-RETAIN_EVERY_S = 60.0
-"""How often records beyond the limits of `storage` are evicted."""
 
 FOLLOW_EVERY_S = 2.0
 """How often the chains are looked at for heads that other processes moved."""
@@ -78,6 +78,7 @@ class Stack:
         self.shadow: Shadow | None = None
         self.trainer: TrainerHandle | None = None
         self.worker: LearningWorker | None = None
+        self.evolved: Evolved | None = None
         self.fault: str | None = "the service is starting"
         self.listening = asyncio.Event()
         self._mirrored: dict[str, str] = {}
@@ -116,12 +117,18 @@ class Stack:
         )
         self.canaries = Canaries(self.log, self.publisher)
         self.routing = Routing(self.publisher, self.canaries, judging(settings.evaluation))
-        self.bench = bench_of(settings.evaluation, self._answering(), self._session)
+        self.bench = bench_of(settings.evaluation, self._answering(), self.session)
+        self.harness = await asyncio.to_thread(open_service, settings, self.home, self.releases)
+        answering, suite = self._answering(), self._suite()
+        if isinstance(self.recipe, Evolving):
+            self.evolved = await asyncio.to_thread(evolve, self, self.recipe, suite, answering)
+            self._exits.push_async_callback(self.evolved.training.stop)
+            answering, suite = self.evolved.answering, self.evolved.suite
         self.evaluations = Evaluations(
-            self._answering(),
+            answering,
             self.publisher,
             settings.evaluation,
-            self._suite(),
+            suite,
             self.bench,
             self.releases,
             self.home.evaluations,
@@ -139,10 +146,12 @@ class Stack:
             await self.worker.recover()
             self._spawn(self.worker.run(), "learning")
             self._spawn(self.tracking.run(), "tracking")
+        if self.evolved is not None:
+            self._spawn(self.evolved.wishes.run(), "wishes")
         self._spawn(self._follow(), "follow")
         self._spawn(self.canaries.run(), "canaries")
         if self.settings.storage.keep_bytes is not None or self.settings.storage.keep_days is not None:
-            self._spawn(self._retain(), "retain")
+            self._spawn(retain(self.log, self.settings.storage), "retain")
         self.fault = None
 
     async def stop(self) -> None:
@@ -188,9 +197,9 @@ class Stack:
         engine = self.settings.engine
         if self.engine is not None:
             return ModelAnswering(self.shadow or self.engine.serving, self.engine.chat)
-        return UpstreamAnswering(engine.url or "", engine.model, upstream_key(engine), self._session)
+        return UpstreamAnswering(engine.url or "", engine.model, upstream_key(engine), self.session)
 
-    def _session(self) -> aiohttp.ClientSession:
+    def session(self) -> aiohttp.ClientSession:
         """One pooled client for the upstream, closed with the stack."""
         if not hasattr(self, "_pool"):
             self._pool = aiohttp.ClientSession(
@@ -203,13 +212,7 @@ class Stack:
 
     def _suite(self) -> Suite | None:
         source = self.settings.evaluation.suite
-        if source is None:
-            return None
-        path = Path(source)
-        if self.loaded.file is not None and not path.is_absolute() and not path.exists():
-            beside = self.loaded.file.parent / path
-            source = str(beside) if beside.exists() else source
-        return Suite.load(source)
+        return None if source is None else Suite.load(beside(source, self.loaded.file))
 
     async def _prepare_engine(self) -> None:
         """The local engine, not yet started; with a recipe that replaces whole weights, its way in and a second engine too."""
@@ -235,8 +238,11 @@ class Stack:
 
     def _build_worker(self, recipe: Recipe) -> None:
         check_recipe(recipe, self.engine)
-        assert self.engine is not None
-        self.trainer = make_trainer(self.settings, recipe, self.engine, self.home)
+        if self.evolved is None:
+            assert self.engine is not None
+            self.trainer = make_trainer(self.settings, recipe, self.engine, self.home)
+        training = self.evolved.training if self.evolved else self.trainer
+        assert training is not None
         parts = Parts(
             self.log,
             self.releases,
@@ -244,10 +250,11 @@ class Stack:
             self._answering(),
             self.evaluations.suite,
             self.bench,
-            self.trainer,
+            training,
             self.clock,
             self.home,
-            self.engine.chat,
+            self.engine.chat if self.engine else None,
+            self.evolved.evaluating if self.evolved else None,
         )
         self.tracking = Tracking(self.log, self.home.metrics, self.settings.telemetry.trackers)
         self._exits.callback(self.tracking.close)
@@ -275,13 +282,15 @@ class Stack:
             )
         # A default name would overwrite what clients send; only a name somebody chose does that.
         chosen = engine.model if self.loaded.origins["engine.model"] != "default" else None
-        return UpstreamBackend(engine.url, engine.api, upstream_key(engine), self._session(), model=chosen)
+        return UpstreamBackend(engine.url, engine.api, upstream_key(engine), model=chosen)
 
     async def _listen(self) -> None:
         reef = self.settings.reef
         backend = self._backend()
         self._exits.push_async_callback(backend.close)
-        harness = await asyncio.to_thread(open_harness, self.settings, self.home, self.releases, self.publisher, self.recipe)
+        wishes = self.evolved.wishes if self.evolved else None
+        queue = wishes.edit if wishes else None
+        harness = open_harness(self.settings, self.harness, self.releases, self.publisher, self.recipe, queue)
         deps = Deps(
             settings=reef,
             engine_kind=self.settings.engine.kind,
@@ -304,7 +313,7 @@ class Stack:
             delete_scenario=self.delete_scenario,
             evaluate=self.evaluations.evaluate,
             cancel_job=self._cancel if self.worker else None,
-            request_step=self.worker.request_step if self.worker else None,
+            request_step=wishes.asked if wishes else self.request_step if self.worker else None,
             request_gate=self._request_gate if self.worker else None,
             contract=self._contract if self.recipe else None,
             metrics_on=self.settings.telemetry.metrics,
@@ -342,6 +351,10 @@ class Stack:
         for name in sorted(names):
             await self.create_scenario(name)
 
+    def request_step(self, scenario: str) -> None:
+        if self.worker is not None:
+            self.worker.request_step(scenario)
+
     async def _cancel(self, scenario: str, job_id: str) -> None:
         if self.worker is not None:
             await self.worker.cancel(scenario, job_id)
@@ -355,19 +368,6 @@ class Stack:
         assert self.recipe is not None
         recipe, settings = self.recipe, asdict(self.recipe.settings)
         return {"surface": recipe.surface, "cadence": recipe.cadence, "title": recipe.title, "settings": settings}
-
-    async def _retain(self) -> None:
-        """Evict consumed records beyond the limits of `storage`; what went is counted and listed by the log."""
-        storage = self.settings.storage
-        while True:
-            try:
-                gone = await self.log.retain(keep_bytes=storage.keep_bytes, keep_days=storage.keep_days)
-            except ReefError as error:
-                logger.warning("retention failed: %s", error)
-            else:
-                if gone.records or gone.reports:
-                    logger.info("evicted %d records and %d reports, %d bytes", gone.records, gone.reports, gone.freed_bytes)
-            await asyncio.sleep(RETAIN_EVERY_S)
 
     async def _mirror(self, head: Release) -> None:
         """Push a chain whose head moved to `storage.remote`; a remote that is away is tried again with the next look."""

@@ -1,0 +1,5 @@
+"""Slugs for titles."""
+
+
+def slugify(title: str) -> str:
+    return title.lower().replace(" ", "-")
