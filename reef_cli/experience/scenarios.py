@@ -142,7 +142,7 @@ def _archive(connection: sqlite3.Connection, name: str, at: float) -> Scenario:
         raise JobOut(f"job {out[0]} of scenario {name!r} is {out[1]}", hint="wait for it or cancel it, then archive again")
     label = f"{name}~{scenario.row}"
     connection.execute("UPDATE scenarios SET name = ?, archived_at = ? WHERE id = ?", (label, at, scenario.row))
-    for table in ("jobs", "job_events", "release_events", "observed"):
+    for table in ("jobs", "job_events", "release_events", "observed", "shadow_answers"):
         connection.execute(f"UPDATE {table} SET scenario = ? WHERE scenario = ?", (label, name))
     # Keyed by record ids, which the freed name may see again.
     connection.execute(

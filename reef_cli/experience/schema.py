@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from reef_cli.core.errors import StorageError
-from reef_cli.experience import jobs_schema
+from reef_cli.experience import jobs_schema, shadows
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("005-citations", _citations),
     Migration("006-jobs", jobs_schema.create),
     Migration("007-sample-groups", jobs_schema.add_groups),
+    Migration("008-shadow-answers", shadows.create),
 )
 
 

@@ -37,7 +37,6 @@ from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering, bench_of
-from reef_cli.supervisor.canary import Canaries
 from reef_cli.supervisor.evaluations import Evaluations
 from reef_cli.supervisor.evolution import Evolved, evolve
 from reef_cli.supervisor.harness import open_harness, open_service
@@ -47,7 +46,7 @@ from reef_cli.supervisor.meters import LearningMeters
 from reef_cli.supervisor.pointers import beside, dotted, upstream_key
 from reef_cli.supervisor.publisher import Publisher
 from reef_cli.supervisor.retention import retain
-from reef_cli.supervisor.routing import Routing, judging
+from reef_cli.supervisor.routing import open_routing
 from reef_cli.supervisor.shadow import Shadow
 from reef_cli.supervisor.status import Status
 from reef_cli.supervisor.tracking import Tracking
@@ -115,8 +114,7 @@ class Stack:
             serving=serving,
             apart=self.shadow,
         )
-        self.canaries = Canaries(self.log, self.publisher)
-        self.routing = Routing(self.publisher, self.canaries, judging(settings.evaluation))
+        self.routing = open_routing(self)
         self.bench = bench_of(settings.evaluation, self._answering(), self.session)
         self.harness = await asyncio.to_thread(open_service, settings, self.home, self.releases)
         answering, suite = self._answering(), self._suite()
@@ -149,7 +147,8 @@ class Stack:
         if self.evolved is not None:
             self._spawn(self.evolved.wishes.run(), "wishes")
         self._spawn(self._follow(), "follow")
-        self._spawn(self.canaries.run(), "canaries")
+        for name, watch in self.routing.watches():
+            self._spawn(watch, name)
         if self.settings.storage.keep_bytes is not None or self.settings.storage.keep_days is not None:
             self._spawn(retain(self.log, self.settings.storage), "retain")
         self.fault = None
@@ -273,8 +272,9 @@ class Stack:
     def _backend(self) -> Backend:
         engine = self.settings.engine
         if self.engine is not None:
+            length, shadows = self.engine.context_length, self.routing.shadow_answers
             return LocalBackend(
-                self.engine.serving, self.engine.chat, model=engine.model, context_length=self.engine.context_length
+                self.engine.serving, self.engine.chat, model=engine.model, context_length=length, shadows=shadows
             )
         if not engine.url:
             raise ConfigError(

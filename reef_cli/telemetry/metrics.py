@@ -160,6 +160,9 @@ class Metrics:
         )
         self.swaps = Counter("reef_swaps_total", "Releases loaded into the engine, by result.", ("result",))
         self.swap_seconds = Histogram("reef_swap_seconds", "Time to load a release into the engine.", ())
+        self.shadows = Counter(
+            "reef_shadow_answers_total", "Answers offered to a shadow, by what came of them.", ("scenario", "result")
+        )
         self.queue = Gauge("reef_queue_samples", "Samples waiting to train.", ("scenario",))
         self.oldest_unread = Gauge(
             "reef_oldest_unread_seconds", "Age of the oldest experience learning has not looked at.", ("scenario",)

@@ -112,6 +112,18 @@ def test_a_canary_keeps_its_sessions_named_or_not(server: Server, arms: tuple[st
     assert talks == {head, canary}
 
 
+def test_a_shadow_answers_for_people_only(server: Server, arms: tuple[str, str]) -> None:
+    head, shadow = server.head(), arms[1]
+    expected = {name: server.greedy(PROMPT, **{"x-reef-release-id": name}) for name in (head, shadow)}
+    put(server, shadow=shadow)
+    before = server.status()["scenarios"][0]["counts"]["records"]
+    assert [server.greedy(PROMPT) for _ in range(3)] == [expected[head]] * 3
+    found = until(lambda: (v := server.get(f"{PATH}/shadows"))["shadows"][2:] and v, "the shadow's answers", 30)
+    assert [(row["text"], row["shadow_text"]) for row in found["shadows"]] == [(expected[head], expected[shadow])] * 3
+    assert {row["release_id"] for row in found["shadows"]} == {shadow} and found["summary"][0]["same"] == 0
+    assert server.status()["scenarios"][0]["counts"]["records"] == before + 3, "only what clients got is a record"
+
+
 def report(server: Server, score_of: Mapping[str, float], **headers: str) -> str:
     """One answer and its report, scored by the release that made it; that release."""
     client = server.client(**headers)

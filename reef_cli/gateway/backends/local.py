@@ -8,7 +8,7 @@ Streams are true streams; only what could be the start of a tool call or reasoni
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -32,13 +32,30 @@ _GRACE_S = 1.0
 """How long a stream's headers wait for the first token: refusals come within milliseconds and get their real status."""
 
 
+class Shadows(Protocol):
+    """Takes whole answers, so that another release may answer the same once more, unseen by the client."""
+
+    def offer(self, call: Call, request: GenerateRequest, completion: Completion) -> None:
+        """Must return at once and raise nothing: the client waits."""
+        ...
+
+
 class LocalBackend:
     """Implements `Backend` over a local engine. `model` is the served name; `context_length` caps the template's own."""
 
-    def __init__(self, serving: Serving, chat: ChatTemplate, *, model: str, context_length: int | None = None) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        chat: ChatTemplate,
+        *,
+        model: str,
+        context_length: int | None = None,
+        shadows: Shadows | None = None,
+    ) -> None:
         self._serving = serving
         self._chat = chat
         self._model = model
+        self._shadows = shadows
         self._context_length = min(context_length or chat.context_length, chat.context_length)
 
     async def serve(self, call: Call) -> web.StreamResponse:
@@ -67,6 +84,7 @@ class LocalBackend:
         if completions[0].finish == "abort":
             raise EngineError("the engine aborted the answer")
         await record(call, outcome, plan.request.messages)
+        self.offer(call, plan, completions[0])
         body = dialects.encode(call.envelope(len(plan.prompt_ids)), plan.request, answers)
         return json_answer(body, call.headers(outcome.weight_version, outcome.release_id))
 
@@ -120,6 +138,11 @@ class LocalBackend:
             weight_version=first.spans[-1].version if first.spans else None,
             extra=planning.training_facts(plan.sampling),
         )
+
+    def offer(self, call: Call, plan: Plan, completion: Completion) -> None:
+        """Let a shadow answer the same, after the client."""
+        if self._shadows is not None:
+            self._shadows.offer(call, self.requests(call, plan)[0], completion)
 
     def version_of(self, release: Release) -> str | None:
         """The weight version a stream announces before its first token, where the engine can say."""
@@ -238,6 +261,7 @@ class _Streaming:
         await self.stream.send(b"".join(out))
         await record(self.call, outcome, self.plan.request.messages)
         await self.stream.send(self.encoder.finish(answers))
+        self.backend.offer(self.call, self.plan, completions[0])
 
     def _partial(self) -> Outcome:
         """What was streamed before the answer broke: text without tokens, which cannot train."""
