@@ -19,6 +19,7 @@ from reef_cli.gateway.deps import Deps, deps_of
 from reef_cli.gateway.errors import error_dialect, error_response, from_http, request_id_of
 from reef_cli.gateway.limits import RateLimit
 from reef_cli.gateway.router import merge_slashes
+from reef_cli.gateway.tracing import answered
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 RATE: web.AppKey[RateLimit] = web.AppKey("reef_rate", RateLimit)
@@ -44,8 +45,10 @@ async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     if counted:
         deps.draining.enter()
     try:
-        with deps.tracer.span("request", parent=headers, route=path, request_id=facts.request_id):
+        with deps.tracer.span(headers) as span:
             response = await _guarded(request, handler, deps, path, facts)
+            if span is not None:
+                answered(span, request, response, facts.request_id)
     finally:
         if counted:
             deps.draining.leave()

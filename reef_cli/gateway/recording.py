@@ -24,6 +24,7 @@ from reef_cli.core.types import Inference, TokenTrace
 from reef_cli.gateway import dialects
 from reef_cli.gateway.call import Call
 from reef_cli.gateway.dialects.canonical import Answered, Message, Usage
+from reef_cli.gateway.tracing import generated
 
 CLIENT_LEFT = "client_disconnected"
 _UNRECORDED = (UsageError, UnavailableError, AuthError, NotFoundError, ConflictError)
@@ -62,6 +63,8 @@ async def record(call: Call, outcome: Outcome, messages: Sequence[Message] | Non
     if not call.context.capture:
         return
     inference = _inference(call, outcome, _messages(call) if messages is None else messages)
+    if call.deps.tracer.on:
+        generated(call.deps.tracer, call.deps.engine_kind, call.body, inference)
     await asyncio.shield(call.deps.log.append(inference))
     _count(call, inference)
     if call.deps.learning is not None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 
 from reef_cli.config.schema import ReefSettings
@@ -15,6 +14,7 @@ from reef_cli.gateway import sse
 from reef_cli.gateway.backends.local import LocalBackend
 from reef_cli.gateway.backends.upstream import UpstreamBackend
 from reef_cli.gateway.deps import GatewayOptions
+from reef_cli.telemetry.traces import NoTracer, Tracer
 from tests.doubles.engine import ScriptedServing, WordChat
 from tests.doubles.upstream import Upstream, upstream
 from tests.gateway.fakes import AUTH, House, house
@@ -64,24 +64,38 @@ _HOP = (
 
 @asynccontextmanager
 async def relaying(
-    home: Path, api: str = "openai", *, key: str | None = "the-provider-key", options: GatewayOptions | None = None, **more: Any
+    home: Path,
+    api: str = "openai",
+    *,
+    key: str | None = "the-provider-key",
+    options: GatewayOptions | None = None,
+    tracer: Tracer | None = None,
+    **more: Any,
 ) -> AsyncIterator[tuple[House, Upstream]]:
     """A gateway over a provider's double."""
-    async with upstream() as double, aiohttp.ClientSession() as session:
-        backend = UpstreamBackend(double.url, api, key, session, **more)  # type: ignore[arg-type]
-        async with house(home, ReefSettings(), options or GatewayOptions(), backend=backend, engine_kind="upstream") as made:
+    async with upstream() as double:
+        backend = UpstreamBackend(double.url, api, key, **more)  # type: ignore[arg-type]
+        facts = {"backend": backend, "engine_kind": "upstream", "tracer": tracer or NoTracer()}
+        async with house(home, ReefSettings(), options or GatewayOptions(), **facts) as made:
             yield made, double
+        await backend.close()
 
 
 @asynccontextmanager
 async def local(
-    home: Path, text: str = "Hello from the engine.", *, chat: WordChat | None = None, options: GatewayOptions | None = None
+    home: Path,
+    text: str = "Hello from the engine.",
+    *,
+    chat: WordChat | None = None,
+    options: GatewayOptions | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[tuple[House, ScriptedServing]]:
     """A gateway over an engine's double."""
     template = chat or WordChat()
     serving = ScriptedServing(template, text)
     backend = LocalBackend(serving, template, model="tiny")
-    async with house(home, ReefSettings(), options or GatewayOptions(), backend=backend) as made:
+    facts = {"backend": backend, "tracer": tracer or NoTracer()}
+    async with house(home, ReefSettings(), options or GatewayOptions(), **facts) as made:
         yield made, serving
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reef_cli.core.errors import MissingDependency
-from reef_cli.telemetry import logs, traces
+from reef_cli.telemetry import logs
 from reef_cli.telemetry.secrets import credential_shaped, mask
 
 KEY = "sk-" + "abcdEFGH1234567890xyz"
@@ -96,29 +95,3 @@ def test_credential_shapes(text: str) -> None:
 )
 def test_ordinary_text_is_left_alone(text: str) -> None:
     assert mask(text) == text
-
-
-def test_tracing_is_off_or_says_what_is_missing() -> None:
-    with traces.open_tracer(False).span("x", parent={}, size=1):
-        pass
-    try:
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ImportError:
-        with pytest.raises(MissingDependency, match="OpenTelemetry"):
-            traces.open_tracer(True)
-
-
-def test_spans_reach_the_tracer() -> None:
-    seen: list[object] = []
-
-    class Fake:
-        def start_as_current_span(self, name: str, context: object, attributes: dict[str, object]) -> object:
-            seen.append((name, context, attributes))
-            from contextlib import nullcontext
-
-            return nullcontext("span")
-
-    tracer = traces.OtelTracer(Fake(), lambda headers: ("context", headers))
-    with tracer.span("request", parent={"traceparent": "00-1"}, route="/v1") as span:
-        assert span == "span"
-    assert seen == [("request", ("context", {"traceparent": "00-1"}), {"route": "/v1"})]

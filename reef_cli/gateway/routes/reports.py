@@ -19,6 +19,7 @@ from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import kind_of, object_field, only, read_object
 from reef_cli.gateway.context import RECEIPT_HEADER, ensure_scenario, named_scenario, principal_of, tags_from
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.tracing import reported
 
 _FIELDS = ("score", "feedback", "references", "metadata", "agent_record_id")
 _MOST_REFERENCES = 1000
@@ -44,6 +45,8 @@ async def report(request: web.Request) -> web.Response:
     eligible = await asyncio.to_thread(_eligibility, deps, feedback)
     if stored:
         _count(deps, feedback, eligible)
+        if deps.tracer.on:
+            reported(deps.tracer, feedback)
     if deps.learning is not None:
         deps.learning.wake(scenario)
     return answer(
