@@ -1,5 +1,8 @@
 """A small problem with a real verifier process, and a counter in memory in place of a server."""
 
+import atexit
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,3 +96,24 @@ class Memory:
         now = self.standing()
         assert now.samples_done >= done_before + count, "the run waits only for grids that are complete"
         return now
+
+
+class Letters(Numbers):
+    """Any text at all adds something: what even a random model can be scored on."""
+
+    name = "letters"
+    statement = "Write much."
+
+    def __init__(self) -> None:
+        super().__init__(Path(tempfile.mkdtemp(prefix="reef-letters-")))
+        atexit.register(shutil.rmtree, self._script.parent, True)
+
+    def space(self, name: str) -> Space:
+        return Writing()
+
+
+class Writing(Adding):
+    name = "write"
+
+    def make(self, parent: State, text: str, seed: int) -> Made:
+        return Made(parent.value + (len(set(text)) + seed % 997 / 1000) / 100, text)

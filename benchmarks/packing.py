@@ -1,0 +1,229 @@
+"""Circle packing with equal numbers of verified tries: does learning while searching find better packings?
+
+Arms, each with `--steps` x 4 x 8 tries, one verifier call a try:
+    tttd        PUCT over the archive, SmolLM2-135M writes the lines and is trained after every step (recipes/tttd)
+    puct        the same without training
+    best_of_n   the same model, untrained, always from the first solutions (rows only)
+    random      PUCT, but lines are drawn at random instead of written by a model
+    restarts    random rows, noise, SciPy's SLSQP with analytic Jacobians; no archive
+
+Every arm keeps its archive (and server home) in `--work` and goes on there; `--minutes` ends a sitting after a whole step.
+
+    python benchmarks/packing.py --n 26 32 --arms tttd puct best_of_n random restarts --steps 20
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from reef_cli.demo.server import Server
+from reef_cli.discovery.archive import Archive, Rollout
+from reef_cli.discovery.desk import Desk, Proposal, Standing
+from reef_cli.discovery.packing.circles import PackingProblem
+from reef_cli.discovery.packing.geometry import best_radii, slsqp
+from reef_cli.discovery.packing.lines import LineSpace
+from reef_cli.discovery.problem import Ask, Space
+from reef_cli.discovery.run import Plan, Run
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "recipes/tttd/examples/tttd/serve.yaml"
+GROUPS, ROLLOUTS = 4, 8
+ARMS = ("restarts", "random", "best_of_n", "puct", "tttd")
+BEST_KNOWN = {26: 2.635983084917608, 32: 2.939572771205}
+
+
+@dataclass
+class Arm:
+    """One arm of one size with one seed, as the results file has it."""
+
+    arm: str
+    n: int
+    seed: int
+    steps: int = 0
+    tries: int = 0
+    valid: int = 0
+    best_strict: float = 0.0
+    best_value: float = 0.0
+    best_after: dict[int, float] = field(default_factory=dict)
+    tries_to_best_known: int | None = None
+    valid_share_first_last: tuple[float, float] = (0.0, 0.0)
+    seconds: float = 0.0
+
+
+class Dice:
+    """Lines at random, in the grammar of the model's: uniform over the kinds of change and their numbers."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def propose(self, ask: Ask, seed: int) -> Proposal:
+        dice = random.Random(seed)
+        return Proposal(self._rows(dice) if ask.prompt.endswith("ROWS") else self._shake(dice), None)
+
+    def _rows(self, dice: random.Random) -> str:
+        middle = round(self._n**0.5)
+        while True:
+            counts = [dice.randint(middle - 2, middle + 2) for _ in range(dice.randint(middle - 1, middle + 1))]
+            if abs(sum(counts) - self._n) <= 2:
+                return " " + " ".join(map(str, counts))
+
+    def _shake(self, dice: random.Random) -> str:
+        strength = dice.randint(0, 9)
+        kind = dice.choice(("all", "area", "move", "swap"))
+        one, other = dice.sample(range(1, self._n + 1), 2)
+        extra = {"all": "", "area": f" AREA {dice.randint(1, 9)}", "move": f" MOVE {one}", "swap": f" SWAP {one} {other}"}
+        return f" {strength}{extra[kind]}"
+
+    def standing(self) -> Standing:
+        raise NotImplementedError
+
+    def report(self, rollout: Rollout, run: str, *, learn: bool) -> str | None:
+        raise NotImplementedError
+
+    def await_trained(self, *_: Any) -> Standing:
+        raise NotImplementedError
+
+
+def search(arm: Arm, folder: Path, steps: int, model: str | None, enough: Callable[[], bool], note: Callable[[], None]) -> bool:
+    """Run the arm up to `steps` steps, or until `enough`; whether it is done."""
+    problem = PackingProblem(arm.n)
+    archive = Archive(folder / "archive.db")
+    server: Server | None = None
+    try:
+        _read(arm, archive)
+        if arm.steps >= steps:
+            return True
+        space: Space = problem.space("lines")
+        if arm.arm == "restarts":
+            space = LineSpace(arm.n, lambda centres: slsqp(best_radii(centres)))
+        counter: Any = Dice(arm.n)
+        if arm.arm in ("tttd", "puct", "best_of_n"):
+            server = Server(
+                _home(folder), CONFIG, {"trainer.seed": str(arm.seed), **({"engine.model": model} if model else {})}
+            )
+            server.wait_ready(600.0, lambda _: None)
+            counter = Desk(server.clone, "packing")
+            counter.open()
+        plan = Plan(
+            f"{arm.arm}-{arm.n}-{arm.seed}", GROUPS, ROLLOUTS, learn=arm.arm == "tttd",
+            initial_only=arm.arm in ("best_of_n", "restarts"), seed=arm.seed, concurrency=16 if server else 2,
+        )  # fmt: skip
+        run = Run(problem, space, counter, archive, plan)
+        run.begin(adopt_head=True)
+        while arm.steps < steps and not enough():
+            started = time.monotonic()
+            run.step()
+            seconds = time.monotonic() - started
+            _time(folder, seconds)
+            _read(arm, archive)
+            note()
+            print(f"{arm.arm} n={arm.n} seed={arm.seed} step {arm.steps}: {arm.best_strict:.9f}  {seconds:.0f} s", flush=True)
+        return arm.steps >= steps
+    finally:
+        archive.close()
+        if server is not None:
+            server.stop()
+
+
+def _home(folder: Path) -> Path:
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return home
+
+
+def _time(folder: Path, seconds: float) -> None:
+    with (folder / "seconds").open("a") as file:
+        file.write(f"{seconds:.1f}\n")
+
+
+def _read(arm: Arm, archive: Archive) -> None:
+    """The arm's figures from its archive."""
+    rows = [row for row in archive.history() if row["committed"]]
+    arm.steps, arm.tries, arm.valid = len(rows), sum(r["rollouts"] for r in rows), sum(r["valid"] for r in rows)
+    arm.best_after = {row["step"] * GROUPS * ROLLOUTS: row["best"] for row in rows}
+    if rows:
+        arm.best_strict = rows[-1]["best"]
+        third = max(1, len(rows) // 3)
+        shares = [row["valid"] / row["rollouts"] for row in rows]
+        arm.valid_share_first_last = (sum(shares[:third]) / third, sum(shares[-third:]) / third)
+        best = archive.best()
+        arm.best_value = best.value if best else 0.0
+    at = archive.path.parent / "seconds"
+    arm.seconds = round(sum(map(float, at.read_text().split())), 1) if at.exists() else 0.0
+    arm.tries_to_best_known = None
+    count = 0
+    for row in rows:
+        for rollout in archive.rollouts(row["step"]):
+            count += 1
+            if arm.tries_to_best_known is None and rollout.valid and rollout.score > BEST_KNOWN.get(arm.n, 9e9) - 1e-6:
+                arm.tries_to_best_known = count
+
+
+def machine() -> dict[str, str]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return {
+        "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), ""),
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip(),
+        "load": " ".join(f"{value:.1f}" for value in os.getloadavg()),
+    }
+
+
+def save(path: Path, arms: list[Arm], steps: int) -> None:
+    """The results so far, beside those of other arms in the file."""
+    kept = json.loads(path.read_text())["arms"] if path.exists() else []
+    mine = {(arm.arm, arm.n, arm.seed): arm for arm in arms if arm.steps}
+    rows = [row for row in kept if (row["arm"], row["n"], row["seed"]) not in mine]
+    rows += [vars(arm) for arm in mine.values()]
+    rows.sort(key=lambda row: (row["n"], ARMS.index(row["arm"]), row["seed"]))
+    payload = {
+        "machine": machine(),
+        "steps": steps,
+        "tries_per_step": GROUPS * ROLLOUTS,
+        "best_known": BEST_KNOWN,
+        "arms": rows,
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(payload, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--n", type=int, nargs="+", default=[26, 32])
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--model")
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "reef" / "benchmarks" / "packing")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "packing.json")
+    args = parser.parse_args()
+    deadline = time.monotonic() + args.minutes * 60
+    arms = [Arm(name, n, seed) for seed in args.seeds for n in args.n for name in args.arms]
+    for arm in arms:
+        if time.monotonic() > deadline:
+            break
+        folder = args.work / f"{arm.arm}-{arm.n}-{arm.seed}"
+        search(
+            arm, folder, args.steps, args.model, lambda: time.monotonic() > deadline, lambda: save(args.json, arms, args.steps)
+        )
+        save(args.json, arms, args.steps)
+    for arm in arms:
+        print(f"{arm.n:3} {arm.arm:10} seed {arm.seed} {arm.tries:5} tries  strict {arm.best_strict:.9f}  {arm.seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
