@@ -156,7 +156,7 @@ def rollback(
 @app.command()
 @with_shell()
 def gc(shell: Shell, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Delete content that no release needs any more"""
+    """Delete content that no release needs any more, and keep older checkpoints as differences"""
     local_only(shell, "gc")
     service = service_of(shell)
     plan = plain_data(service.gc(dry_run=True))
@@ -166,6 +166,8 @@ def gc(shell: Shell, yes: Yes = False, dry_run: DryRun = False) -> None:
             _draw_any(plan)
         confirm("Delete it?", yes=yes, required=True)
         plan = plain_data(service.gc(dry_run=False))
+        # What stays may still become smaller: older checkpoints as differences, each restorable byte for byte.
+        plan |= {"compacted": plain_data(service.compact())}
     shell.emit({"dry_run": dry_run, "report": plan}, lambda: _draw_any(plan))
 
 

@@ -39,7 +39,7 @@ from reef_cli.learning.jobs import Job
 class ReleaseStore(Protocol):
     """What the runner needs of the releases room."""
 
-    def store(self, directory: Path, kind: str) -> Artifact: ...
+    def store(self, directory: Path, kind: str, *, take: bool = False) -> Artifact: ...
 
     def directory(self, content_id: ContentId) -> Path | None: ...
 
@@ -153,7 +153,8 @@ class Runner:
         if metrics.get("policy_updated") is False:
             detail["kind"] = base.kind
             return await self._advance(job, JobState.CANDIDATE, detail=detail, content_id=base.content_id)
-        artifact = await asyncio.to_thread(self._releases.store, candidate.directory, candidate.kind)
+        # The trainer never writes to a finished candidate again: a repeated step makes a folder of its own.
+        artifact = await asyncio.to_thread(self._releases.store, candidate.directory, candidate.kind, take=True)
         detail["kind"] = artifact.kind
         return await self._advance(job, JobState.CANDIDATE, detail=detail, content_id=artifact.content_id)
 

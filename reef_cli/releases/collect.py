@@ -127,6 +127,8 @@ class Collector:
                 plan.needed |= {oid for oid, _ in self._contents.load(identifier).large}
             elif identifier not in named:
                 plan.drop_refs[PREFIX + identifier.partition(":")[2]] = commit
+        # What a kept object is made from is needed like the object itself.
+        plan.needed = self._objects.closure(plan.needed)
         plan.drop_contents = {
             cid for cid in stored if cid not in wanted and (cid not in named or self._contents.load(cid).large)
         }

@@ -13,7 +13,8 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -117,14 +118,16 @@ class Contents:
         self._cache: dict[ContentId, Content] = {}
         self._mutex = threading.Lock()
 
-    def store(self, directory: Path, kind: Kind) -> Artifact:
-        """Take the bytes of `directory`. `UnsupportedArtifact`, `StorageError`; a failure leaves nothing visible."""
+    def store(self, directory: Path, kind: Kind, *, take: bool = False) -> Artifact:
+        """Take the bytes of `directory`. `UnsupportedArtifact`, `StorageError`; a failure leaves nothing visible.
+
+        With `take` the large files themselves become the store's where they can be linked: nobody may write to them any more.
+        """
         sources = scan(directory, kind)
         intake = _Intake()
         with self._locks.writing(), storage_errors("storing the artifact"):
             try:
-                for source in sources:
-                    self._take(source, kind, intake)
+                self._take_all(sources, kind, intake, take=take)
                 content = self._write(kind, intake.files, intake.small, about(kind, intake.small))
                 for staged in intake.staged:
                     self._objects.place(staged)
@@ -134,14 +137,22 @@ class Contents:
                     self._objects.discard(staged)
         return content.artifact
 
-    def _take(self, source: SourceFile, kind: Kind, intake: _Intake) -> None:
+    def _take_all(self, sources: Sequence[SourceFile], kind: Kind, intake: _Intake, *, take: bool) -> None:
+        """Several files at once: hashing leaves the interpreter free, and shards of a checkpoint are large."""
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            work = [pool.submit(self._take, source, kind, intake, take=take) for source in sources]
+        for future in work:
+            future.result()
+        intake.files.sort(key=lambda stored: stored.file.path)
+
+    def _take(self, source: SourceFile, kind: Kind, intake: _Intake, *, take: bool) -> None:
         with source.open() as file:
             facts = os.fstat(file.fileno())
             executable = bool(facts.st_mode & 0o100)
             check_bytes(source.path, file, facts.st_size, kind)
             file.seek(0)
             if facts.st_size > INLINE_LIMIT:
-                staged = self._objects.stage(file)
+                staged = self._objects.stage(file, source.source if take and not executable else None)
                 intake.staged.append(staged)
                 intake.files.append(StoredFile(ArtifactFile(source.path, staged.size, staged.oid, executable), large=True))
                 return
@@ -259,6 +270,8 @@ class Contents:
             return None
         target = self.folder(identifier)
         if target.is_dir():
+            with suppress(OSError):
+                os.utime(target)  # in use: compaction leaves it alone for a while
             return target
         with self._locks.writing(), storage_errors("materialising the artifact"):
             content = self.require(identifier)
@@ -284,8 +297,17 @@ class Contents:
             _write_file(_place(folder, file.path), 0o555 if file.executable else 0o444, partial(Path.write_bytes, data=data))
         for stored in content.files:
             if stored.large:
-                source = self._objects.path(stored.file.sha256)
-                _link(source, _place(folder, stored.file.path), stored.file.executable)
+                self._link(stored.file, _place(folder, stored.file.path))
+
+    def _link(self, file: ArtifactFile, target: Path) -> None:
+        """The object itself, or a copy for an executable: the mode belongs to the inode."""
+        if not file.executable:
+            self._objects.link(file.sha256, target)
+            target.chmod(0o444)
+            return
+        with self._objects.open(file.sha256) as source, target.open("xb") as out:
+            shutil.copyfileobj(source, out)
+        target.chmod(0o555)
 
 
 def _place(folder: Path, path: str) -> Path:
@@ -297,18 +319,6 @@ def _place(folder: Path, path: str) -> Path:
 def _write_file(target: Path, mode: int, write: Callable[[Path], object]) -> None:
     write(target)
     target.chmod(mode)
-
-
-def _link(source: Path, target: Path, executable: bool) -> None:
-    """A hard link where possible; a copy for executables (the mode belongs to the inode) and other file systems."""
-    if not executable:
-        try:
-            os.link(source, target)
-        except OSError:
-            pass
-        else:
-            return
-    _write_file(target, 0o555 if executable else 0o444, lambda path: shutil.copyfile(source, path))
 
 
 def _move_folder(source: Path, target: Path) -> None:

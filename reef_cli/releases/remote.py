@@ -144,7 +144,8 @@ class Remote:
             return _copy(self._objects, ObjectStore(folder), wanted)
         if wanted:
             self._require_lfs(remote)
-            self._talk("lfs", "push", "--object-id", remote, *(oid for oid, _ in wanted))
+            with self._objects.made_whole(oid for oid, _ in wanted):
+                self._talk("lfs", "push", "--object-id", remote, *(oid for oid, _ in wanted))
         return wanted
 
     def _receive(self, remote: str, wanted: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
@@ -209,7 +210,7 @@ def _copy(source: ObjectStore, target: ObjectStore, wanted: Sequence[tuple[str, 
     for oid, size in wanted:
         if target.has(oid, size):
             continue
-        with source.path(oid).open("rb", buffering=0) as file:
+        with source.open(oid) as file:
             staged = target.stage(file)
         try:
             if staged.oid != oid:

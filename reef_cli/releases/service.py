@@ -29,6 +29,7 @@ from reef_cli.releases.artifact import SURFACES, as_kind
 from reef_cli.releases.card import model_card
 from reef_cli.releases.chain import Chain, Chains, checked, head_ref, held_ref
 from reef_cli.releases.collect import Collector, GcReport, Keep, previous_content
+from reef_cli.releases.compact import IDLE_S, Compactor, CompactReport
 from reef_cli.releases.contents import Content, Contents, storage_errors
 from reef_cli.releases.diff import ReleaseDiff, diff
 from reef_cli.releases.git import ZERO, Git, RefUpdate, TreeEntry
@@ -66,15 +67,19 @@ class ReleaseService:
         self._objects = ObjectStore(self.repo)
         self._contents = Contents(self.home, self._git, self._objects, self._locks, self._clock)
         self._chains = Chains(self._git, self._locks, self._objects)
+        self._compactor = Compactor(self._chains, self._contents, self._objects, self._locks, self._clock)
         self._remote = Remote(self._git, self._chains, self._contents, self._objects, self._locks, lfs)
 
     # Artifacts
 
-    def store(self, directory: Path, kind: str) -> Artifact:
-        """Take a folder's bytes into the store. `UnsupportedArtifact`, `StorageError`; a failure leaves nothing behind."""
+    def store(self, directory: Path, kind: str, *, take: bool = False) -> Artifact:
+        """Take a folder's bytes into the store. `UnsupportedArtifact`, `StorageError`; a failure leaves nothing behind.
+
+        `take` hands the folder's files over: they are linked instead of copied, and must not be written to any more.
+        """
         if kind == "base":
             raise InvalidRequest("base models are not stored", hint="use base_artifact()")
-        return self._contents.store(directory, as_kind(kind))
+        return self._contents.store(directory, as_kind(kind), take=take)
 
     def directory(self, content_id: ContentId) -> Path | None:
         """A read-only folder with a content's files; None for base models; `NotRestorable` when its bytes are gone."""
@@ -261,6 +266,11 @@ class ReleaseService:
         collector = Collector(self._git, self._chains, self._contents, self._objects, self._locks, self._clock)
         with storage_errors("collecting garbage"):
             return collector.collect(keep or Keep(), dry_run=dry_run)
+
+    def compact(self, *, idle_s: float = IDLE_S) -> CompactReport:
+        """Keep older full checkpoints as differences; every release stays restorable, byte for byte."""
+        with storage_errors("compacting checkpoints"):
+            return self._compactor.compact(idle_s=idle_s)
 
     def push(self, remote: str, scenarios: Sequence[str] | None = None) -> Transfer:
         """Send chains (all by default) and their large files to a git remote."""

@@ -37,6 +37,8 @@ from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering, bench_of
+from reef_cli.supervisor.compaction import compact
+from reef_cli.supervisor.drift import open_drift
 from reef_cli.supervisor.evaluations import Evaluations
 from reef_cli.supervisor.evolution import Evolved, evolve
 from reef_cli.supervisor.harness import open_harness, open_service
@@ -147,7 +149,8 @@ class Stack:
         if self.evolved is not None:
             self._spawn(self.evolved.wishes.run(), "wishes")
         self._spawn(self._follow(), "follow")
-        for name, watch in self.routing.watches():
+        self._spawn(compact(self.releases), "compact")
+        for name, watch in (*self.routing.watches(), *drift):
             self._spawn(watch, name)
         if self.settings.storage.keep_bytes is not None or self.settings.storage.keep_days is not None:
             self._spawn(retain(self.log, self.settings.storage), "retain")

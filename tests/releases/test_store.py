@@ -14,7 +14,7 @@ import pytest
 from reef_cli.core.errors import InvalidRequest, MissingDependency, NotRestorable, StorageError, UnsupportedArtifact
 from reef_cli.core.ids import ContentId
 from reef_cli.core.types import Draft, Operation, Surface
-from reef_cli.releases import ReleaseService
+from reef_cli.releases import ReleaseService, intake
 from reef_cli.releases import objects as objects_module
 
 
@@ -157,15 +157,15 @@ def test_a_full_disk_leaves_nothing_behind(service, adapter, draft, monkeypatch)
     before = sorted(objects_of(service))
     written = 0
 
-    def write(fd: int, data: memoryview) -> int:
+    def copy(source: int, target: int, count: int, *offsets: int | None) -> int:
         nonlocal written
         if written > 100_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written += 50_000
-        return os_write(fd, data[:50_000])
+        return copy_file_range(source, target, min(count, 50_000), *offsets)
 
-    os_write = os.write
-    monkeypatch.setattr(objects_module.os, "write", write)
+    copy_file_range = os.copy_file_range
+    monkeypatch.setattr(intake.os, "copy_file_range", copy)
     with pytest.raises(StorageError, match="No space left"):
         service.store(adapter(400_000, seed=1), "lora")
     monkeypatch.undo()
@@ -199,14 +199,14 @@ def test_a_file_size_limit_of_the_system_is_a_storage_error(tmp_path, adapter):
 
 def test_a_source_that_changes_while_it_is_read_is_stored_as_it_was_read(service, adapter, monkeypatch):
     folder = adapter(300_000)
-    real = objects_module._copy_hashed
+    real = objects_module.copy_hashed
 
     def copy(source, target):
         result = real(source, target)
         (folder / "adapter_model.safetensors").write_bytes(b"overwritten")
         return result
 
-    monkeypatch.setattr(objects_module, "_copy_hashed", copy)
+    monkeypatch.setattr(objects_module, "copy_hashed", copy)
     artifact = service.store(folder, "lora")
     r0 = service.create("s", artifact)
     assert r0.restorable and service.verify("s") == []
