@@ -75,6 +75,7 @@ CHECKS: tuple[Check, ...] = (
     ("evaluation.temperature", lambda value: value >= 0, "must not be negative"),
     ("evaluation.alpha", _share, "must lie between 0 and 1"),
     ("evaluation.max_kl", _positive, "must be above 0"),
+    ("evaluation.drift_every_s", _positive, "must be above 0"),
     ("evaluation.canary_alpha", lambda value: 0 < value <= 0.5, "must be above 0 and at most 0.5"),
     ("evaluation.canary_margin", lambda value: 0 <= value <= 1, "must be 0 to 1"),
     ("evaluation.concurrency", _positive, "must be at least 1"),

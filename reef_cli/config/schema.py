@@ -238,6 +238,12 @@ class EvaluationSettings:
     score_high: float = 1.0
     """Highest score of reports; higher ones count as this."""
 
+    drift: Literal["off", "report", "rollback"] = "off"
+    """Compare the served release again with the one before it: never; and say what was found; and go back when it is worse."""
+
+    drift_every_s: float | None = 86400.0
+    """Seconds between such comparisons; null: only when live scores fall."""
+
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:

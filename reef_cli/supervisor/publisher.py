@@ -147,7 +147,7 @@ class Publisher:
     async def hold(self, scenario: str, draft: Draft, expected_head: ReleaseId) -> Release:
         async with self._lock(scenario):
             release = await asyncio.to_thread(self._releases.hold, scenario, draft, expected_head)
-        await self._note(release, "held", {})
+        await self.note(release, "held", {})
         return release
 
     async def promote(
@@ -194,7 +194,7 @@ class Publisher:
             self._retire(scenario)
         event = {Operation.PROMOTE: "canary_promoted", Operation.ROLLBACK: "canary_returned"}.get(operation, "routed")
         reason = (evidence or {}).get("reason")
-        await self._note(release, event, {"policy": policy.wire(), "author": author, "reason": reason})
+        await self.note(release, event, {"policy": policy.wire(), "author": author, "reason": reason})
         return release
 
     async def follow(self, scenario: str) -> Release:
@@ -216,7 +216,7 @@ class Publisher:
         if route.fault is not None:
             logger.warning("the routing policy %s is not served: %s", route.release.release_id, route.fault)
         event = "routed" if route.fault is None else "routing_failed"
-        await self._note(route.release, event, {"policy": route.policy.wire(), "because": route.fault})
+        await self.note(route.release, event, {"policy": route.policy.wire(), "because": route.fault})
 
     async def _serve(self, release: Release) -> Release:
         """Bring a published release to the engine and route to it; undo in the chain what cannot be loaded."""
@@ -224,7 +224,7 @@ class Publisher:
         try:
             await self._load(release)
         except ReefError as error:
-            await self._note(release, "load_failed", {"reason": error.message})
+            await self.note(release, "load_failed", {"reason": error.message})
             await self._compensate(release, error)
             raise EngineError(
                 f"{release.release_id} could not be loaded and was rolled back.",
@@ -234,9 +234,7 @@ class Publisher:
         previous = self._served.get(release.scenario)
         self._served[release.scenario] = release
         seconds = self._clock.monotonic() - started
-        await self._note(
-            release, "served", {"swap_s": round(seconds, 4), "previous": previous.release_id if previous else None}
-        )
+        await self.note(release, "served", {"swap_s": round(seconds, 4), "previous": previous.release_id if previous else None})
         self._retire(release.scenario)
         return release
 
@@ -254,7 +252,7 @@ class Publisher:
         )
         await self._load(back)
         self._served[release.scenario] = back
-        await self._note(back, "served", {"because": error.message})
+        await self.note(back, "served", {"because": error.message})
 
     async def _load(self, release: Release) -> None:
         if self._bring is None:
@@ -311,7 +309,7 @@ class Publisher:
     def _lock(self, scenario: str) -> asyncio.Lock:
         return self._locks.setdefault(scenario, asyncio.Lock())
 
-    async def _note(self, release: Release, event: str, detail: Mapping[str, Any]) -> None:
+    async def note(self, release: Release, event: str, detail: Mapping[str, Any]) -> None:
         """One row of the release's history in the experience log, where watchers find it."""
         row = (release.scenario, release.release_id, self._clock.now(), event, json.dumps(dict(detail)))
 

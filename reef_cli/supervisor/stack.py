@@ -133,6 +133,7 @@ class Stack:
             self.releases,
             self.home.evaluations,
         )
+        drift = open_drift(self, answering, suite)
         if self.recipe is not None:
             self._build_worker(self.recipe)
         self.status = Status(self)
