@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 
 from reef_cli.config.schema import ReefSettings
@@ -74,11 +73,12 @@ async def relaying(
     **more: Any,
 ) -> AsyncIterator[tuple[House, Upstream]]:
     """A gateway over a provider's double."""
-    async with upstream() as double, aiohttp.ClientSession() as session:
-        backend = UpstreamBackend(double.url, api, key, session, **more)  # type: ignore[arg-type]
+    async with upstream() as double:
+        backend = UpstreamBackend(double.url, api, key, **more)  # type: ignore[arg-type]
         facts = {"backend": backend, "engine_kind": "upstream", "tracer": tracer or NoTracer()}
         async with house(home, ReefSettings(), options or GatewayOptions(), **facts) as made:
             yield made, double
+        await backend.close()
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from reef_cli.gateway import sse
+from reef_cli.gateway.backends.provider import Provider
 from reef_cli.gateway.deps import GatewayOptions
 from tests.doubles.upstream import data, event
 from tests.gateway.fakes import AUTH
@@ -227,9 +228,8 @@ async def test_a_broken_answer_is_a_502_and_an_incomplete_record(tmp_path: Path,
 
 
 async def test_nobody_listening_is_a_502(tmp_path: Path) -> None:
-    async with relaying(tmp_path) as (made, up):
-        up.url = ""
-        made.deps.backend.provider._base = "http://127.0.0.1:9"  # type: ignore[attr-defined]
+    async with relaying(tmp_path) as (made, _):
+        made.deps.backend.provider = Provider("http://127.0.0.1:9", "openai", None)  # type: ignore[attr-defined]
         for streams in (False, True):
             status, _, answer = await post(made, PATHS["chat"], ask("chat", stream=streams))
             assert status == 502 and b"connection error" in answer and b"127.0.0.1" not in answer

@@ -5,15 +5,16 @@ key is Reef's own. One pooled client serves all requests, with no limit on the w
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import aiohttp
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDictProxy
 from yarl import URL
 
+from reef_cli import __version__
 from reef_cli.core.errors import (
     AuthError,
     BodyTooLarge,
@@ -27,14 +28,15 @@ from reef_cli.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from reef_cli.gateway.backends.wire import Answer, Unreachable, Wire
 from reef_cli.gateway.dialects.canonical import names
 
 Api = Literal["openai", "anthropic", "responses"]
 
 _NOT_FORWARDED = names(
     "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host "
-    "content-length content-encoding accept-encoding authorization x-api-key cookie expect origin referer forwarded via "
-    "proxy-connection"
+    "content-length content-encoding content-type accept-encoding authorization x-api-key cookie expect origin referer "
+    "forwarded via proxy-connection"
 )
 _NOT_RETURNED = names(
     "connection keep-alive proxy-authenticate te trailer transfer-encoding upgrade content-length content-encoding "
@@ -88,77 +90,76 @@ class Provider:
         url: str,
         api: Api,
         key: str | None,
-        session: aiohttp.ClientSession,
         *,
         timeout_s: float = 600.0,
         connect_s: float = 10.0,
     ) -> None:
-        self._base = url.rstrip("/")
-        self._versioned = bool(_VERSIONED.search(URL(self._base).path))
+        base = URL(url.rstrip("/"))
+        self._prefix = base.raw_path.rstrip("/")
+        self._versioned = bool(_VERSIONED.search(self._prefix))
         self.api = api
-        self._session = session
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=connect_s, sock_read=timeout_s)
-        self._urls: dict[tuple[str, str], URL] = {}
-        self._auth: dict[str, str] = {"Accept-Encoding": "identity"}
+        self._wire = Wire(base, silence_s=timeout_s, connect_s=connect_s)
+        self._own = [("Accept-Encoding", "identity"), ("Content-Type", "application/json")]
         if key and api == "anthropic":
-            self._auth["x-api-key"] = key
+            self._own.append(("x-api-key", key))
         elif key:
-            self._auth["Authorization"] = f"Bearer {key}"
+            self._own.append(("Authorization", f"Bearer {key}"))
+        elif base.user is not None:
+            self._own.append(("Authorization", aiohttp.BasicAuth(base.user, base.password or "").encode()))
 
-    def url(self, path: str, query: str = "") -> URL:
-        """The provider's URL of a `/v1/...` path; the base may or may not end in its version."""
-        known = self._urls.get((path, query))
-        if known is None:
-            known = URL(self._base + (path.removeprefix("/v1") if self._versioned else path), encoded=True)
-            known = known.with_query(query) if query else known
-            if len(self._urls) < 64:
-                self._urls[path, query] = known
-        return known
+    def target(self, path: str, query: str = "") -> str:
+        """Where the provider has a `/v1/...` path; its base may or may not end in its version."""
+        own = self._prefix + (path.removeprefix("/v1") if self._versioned else path)
+        return f"{own}?{query}" if query else own
 
-    def headers(self, client: CIMultiDictProxy[str] | None, *, stream: bool = False) -> CIMultiDict[str]:
+    def headers(self, client: CIMultiDictProxy[str] | None, *, stream: bool = False) -> list[tuple[str, str]]:
         """The client's headers that go on, and Reef's own; None when the request is not the client's any more."""
-        headers: CIMultiDict[str] = CIMultiDict()
+        headers: list[tuple[str, str]] = []
+        given: set[str] = set()
         if client is not None:
             hop = {name.strip().lower() for name in client.get("Connection", "").split(",")}
             for name, value in client.items():
                 lowered = name.lower()
                 if lowered not in _NOT_FORWARDED and lowered not in hop and not lowered.startswith(_SECRET_PREFIXES):
-                    headers.add(name, value)
-        headers.update(self._auth)
-        headers["Content-Type"] = "application/json"
-        if "Accept" not in headers:
-            headers["Accept"] = "text/event-stream" if stream else "application/json"
-        if self.api == "anthropic" and "anthropic-version" not in headers:
-            headers["anthropic-version"] = "2023-06-01"
+                    headers.append((name, value))
+                    given.add(lowered)
+        headers += self._own
+        if "accept" not in given:
+            headers.append(("Accept", "text/event-stream" if stream else "application/json"))
+        if "user-agent" not in given:
+            headers.append(("User-Agent", f"reef/{__version__}"))
+        if self.api == "anthropic" and "anthropic-version" not in given:
+            headers.append(("anthropic-version", "2023-06-01"))
         return headers
 
-    async def post(self, url: URL, raw: bytes, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
+    async def post(self, target: str, raw: bytes, headers: Sequence[tuple[str, str]]) -> Answer:
         """The provider's answer, status line and headers read. Raises `Refusal`, `UpstreamError`, `UpstreamTimeout`."""
-        return await self._ask("POST", url, raw, headers)
+        return await self._ask("POST", target, raw, headers)
 
-    async def get(self, url: URL, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
-        return await self._ask("GET", url, None, headers)
+    async def get(self, target: str, headers: Sequence[tuple[str, str]]) -> Answer:
+        return await self._ask("GET", target, None, headers)
 
-    async def _ask(self, method: str, url: URL, raw: bytes | None, headers: CIMultiDict[str]) -> aiohttp.ClientResponse:
+    async def _ask(self, method: str, target: str, raw: bytes | None, headers: Sequence[tuple[str, str]]) -> Answer:
         try:
-            response = await self._session.request(
-                method, url, data=raw, headers=headers, timeout=self._timeout, allow_redirects=False
-            )
+            response = await self._wire.ask(method, target, headers, raw)
             if response.status != 200:
                 raise await _refusal(response)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except OSError as error:
             raise broken(error) from error
         return response
 
+    def close(self) -> None:
+        self._wire.close()
 
-async def _refusal(response: aiohttp.ClientResponse) -> Refusal:
+
+async def _refusal(response: Answer) -> Refusal:
     body = await response.read()
     text, is_json = _words(body)
     return Refusal(response.status, text or f"the upstream refused with {response.reason}", body, is_json, _wait(response))
 
 
-def _wait(response: aiohttp.ClientResponse) -> str | None:
-    value = response.headers.get("Retry-After")
+def _wait(response: Answer) -> str | None:
+    value = response.header("retry-after")
     return value or ("2" if response.status in (429, 503) else None)
 
 
@@ -179,14 +180,14 @@ def broken(error: BaseException) -> ReefError:
     """A failed connection as an error of ours; the provider's address stays out of the words."""
     if isinstance(error, TimeoutError):
         return UpstreamTimeout("upstream timeout: the provider did not answer in time")
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, Unreachable):
         return UpstreamError("upstream connection error: the provider cannot be reached")
     return UpstreamError("upstream connection error: the provider broke the connection off")
 
 
-def returned_headers(response: aiohttp.ClientResponse) -> Iterator[tuple[str, str]]:
+def returned_headers(response: Answer) -> Iterator[tuple[str, str]]:
     """The provider's headers that reach the client."""
-    for name, value in response.headers.items():
+    for name, value in response.headers:
         lowered = name.lower()
         if lowered not in _NOT_RETURNED and not lowered.startswith("x-reef-"):
             yield name, value
@@ -201,11 +202,11 @@ def relay(refusal: Refusal, shape: Mapping[str, Any] | None, headers: Mapping[st
     return answer
 
 
-async def read_all(response: aiohttp.ClientResponse) -> bytes:
+async def read_all(response: Answer) -> bytes:
     """The whole body."""
     try:
         return await response.read()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except OSError as error:
         raise broken(error) from error
 
 

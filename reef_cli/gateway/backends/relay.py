@@ -106,7 +106,9 @@ class Relay:
 
     def read(self, reader: StreamReader) -> None:
         """Let a reader see the whole stream, once."""
-        feed(reader, b"".join(self.collected))
+        data = b"".join(self.collected)
+        if not (isinstance(reader, ChatReader) and _read_plain(reader, data)):
+            feed(reader, data)
 
     def last(self, reader: StreamReader, receipt: str | None) -> bytes:
         """The held frames with the receipt."""
@@ -121,6 +123,14 @@ class Relay:
         return sse.add_member(first, "reef", {"agent_record_id": receipt}) + rest
 
 
+def _read_plain(reader: ChatReader, data: bytes) -> bool:
+    try:
+        return reader.feed_plain(data)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        reader.error = _unreadable()
+        return True
+
+
 def feed(reader: StreamReader, data: bytes) -> list[Piece]:
     """Pieces of whole frames; what is shaped like nothing known counts as the provider's error."""
     pieces: list[Piece] = []
@@ -128,8 +138,12 @@ def feed(reader: StreamReader, data: bytes) -> list[Piece]:
         for event in sse.events(data):
             pieces.extend(reader.feed(event))
     except (AttributeError, KeyError, TypeError, ValueError):
-        reader.error = UpstreamError("upstream connection error: the stream cannot be read")
+        reader.error = _unreadable()
     return pieces
+
+
+def _unreadable() -> UpstreamError:
+    return UpstreamError("upstream connection error: the stream cannot be read")
 
 
 def keepalive(dialect: Dialect, receipt: str, relay: Relay) -> bytes:

@@ -8,7 +8,6 @@ whole; it is durable before the last frame is out. A client that leaves takes th
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import orjson
 from aiohttp import web
 
@@ -17,6 +16,7 @@ from reef_cli.gateway import dialects
 from reef_cli.gateway.backends.asking import Asking, answers_of, prepare
 from reef_cli.gateway.backends.provider import Api, Provider, Refusal, parsed, read_all, relay, returned_headers
 from reef_cli.gateway.backends.upstream_stream import PassThrough, Translation
+from reef_cli.gateway.backends.wire import Answer
 from reef_cli.gateway.call import Call
 from reef_cli.gateway.context import RECEIPT_HEADER
 from reef_cli.gateway.delivery import keep, whole
@@ -36,13 +36,12 @@ class UpstreamBackend:
         url: str,
         api: Api,
         key: str | None,
-        session: aiohttp.ClientSession,
         *,
         model: str | None = None,
         timeout_s: float = 600.0,
         connect_s: float = 10.0,
     ) -> None:
-        self.provider = Provider(url, api, key, session, timeout_s=timeout_s, connect_s=connect_s)
+        self.provider = Provider(url, api, key, timeout_s=timeout_s, connect_s=connect_s)
         self._api = api
         self._model = model
 
@@ -56,14 +55,14 @@ class UpstreamBackend:
         except Refusal as refusal:
             return await self._refused(call, asking, refusal)
 
-    async def post(self, call: Call, asking: Asking) -> aiohttp.ClientResponse:
+    async def post(self, call: Call, asking: Asking) -> Answer:
         """Send the request; the status line is there when this returns."""
         own = asking.translated is None
-        url = self.provider.url(asking.path, call.request.rel_url.raw_query_string if own else "")
+        target = self.provider.target(asking.path, call.request.rel_url.raw_query_string if own else "")
         headers = self.provider.headers(call.request.headers if own else None, stream=call.streams)
         started = call.deps.clock.monotonic()
         try:
-            return await self.provider.post(url, asking.raw, headers)
+            return await self.provider.post(target, asking.raw, headers)
         finally:
             call.context.waited(call.deps.clock.monotonic() - started)
 
@@ -91,9 +90,9 @@ class UpstreamBackend:
         if self._api != "anthropic":
             estimate = len(orjson.dumps(body)) // _BYTES_PER_TOKEN
             return json_answer({"input_tokens": estimate}, {"x-reef-estimate": "true"})
-        url = self.provider.url("/v1/messages/count_tokens", request.rel_url.raw_query_string)
+        target = self.provider.target("/v1/messages/count_tokens", request.rel_url.raw_query_string)
         try:
-            response = await self.provider.post(url, raw, self.provider.headers(request.headers))
+            response = await self.provider.post(target, raw, self.provider.headers(request.headers))
         except Refusal as refusal:
             shape = None if refusal.json else error_body("anthropic", refusal.error(), "")
             return relay(refusal, shape, {})
@@ -104,7 +103,7 @@ class UpstreamBackend:
         if self._model is not None:
             return [self._model]
         try:
-            response = await self.provider.get(self.provider.url("/v1/models"), self.provider.headers(None))
+            response = await self.provider.get(self.provider.target("/v1/models"), self.provider.headers(None))
         except Refusal as refusal:
             raise refusal.error() from refusal
         listed = parsed(await read_all(response)).get("data")
@@ -113,4 +112,4 @@ class UpstreamBackend:
         return [entry["id"] for entry in listed if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
     async def close(self) -> None:
-        """The client session belongs to the supervisor."""
+        self.provider.close()

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-import aiohttp
 from aiohttp import web
 
 from reef_cli.core.errors import ReefError
@@ -17,6 +16,7 @@ from reef_cli.gateway import dialects
 from reef_cli.gateway.backends.asking import Asking, answers_of
 from reef_cli.gateway.backends.provider import Refusal, broken, parsed, read_all, returned_headers
 from reef_cli.gateway.backends.relay import Relay, announced, early_end, feed, keepalive
+from reef_cli.gateway.backends.wire import Answer
 from reef_cli.gateway.call import Call
 from reef_cli.gateway.delivery import deliver
 from reef_cli.gateway.dialects.assembly import StreamReader
@@ -33,7 +33,7 @@ _LINGER_S = 0.05
 class Posting(Protocol):
     """Sends a call's request; see `UpstreamBackend.post`."""
 
-    async def post(self, call: Call, asking: Asking) -> aiohttp.ClientResponse: ...
+    async def post(self, call: Call, asking: Asking) -> Answer: ...
 
 
 class _Flow:
@@ -53,7 +53,7 @@ class _Flow:
     def fail(self, error: ReefError) -> bytes:
         raise NotImplementedError
 
-    async def pump(self, response: aiohttp.ClientResponse) -> None:
+    async def pump(self, response: Answer) -> None:
         raise NotImplementedError
 
     def partial(self) -> Outcome:
@@ -73,7 +73,7 @@ class _Flow:
             # Closing a connection that still brings bytes is what cancels the call upstream.
             response.close()
 
-    async def _connect(self) -> aiohttp.ClientResponse:
+    async def _connect(self) -> Answer:
         pending = asyncio.ensure_future(self._backend.post(self.call, self.asking))
         try:
             await asyncio.wait({pending}, timeout=self.call.deps.options.keep_alive_s)
@@ -93,10 +93,10 @@ class _Flow:
             await self.stream.open()
         return response
 
-    def announce(self, response: aiohttp.ClientResponse) -> None:
+    def announce(self, response: Answer) -> None:
         """Add what of the provider's headers the client may see."""
 
-    async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async def chunks(self, response: Answer) -> AsyncIterator[bytes]:
         """The provider's bytes as they come; breaks surface as `UpstreamError` or `UpstreamTimeout`.
 
         All the time of a stream counts as waiting for the provider: a clock read per chunk would cost more than it tells.
@@ -104,16 +104,16 @@ class _Flow:
         clock, context = self.call.deps.clock, self.call.context
         began = clock.monotonic()
         try:
-            async for chunk in response.content.iter_any():
+            while chunk := await response.chunk():
                 if self.first_s is None:
                     self.first_s = clock.monotonic() - context.started
                 yield chunk
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except OSError as error:
             raise broken(error) from error
         finally:
             context.waited(clock.monotonic() - began)
 
-    async def _unstreamed(self, response: aiohttp.ClientResponse) -> None:
+    async def _unstreamed(self, response: Answer) -> None:
         """The provider answered whole although a stream was asked for: the client gets its stream all the same."""
         answers = answers_of(self.asking, parsed(await read_all(response)))
         request = self.asking.translated or dialects.parse(self.call.dialect, self.call.body)
@@ -139,7 +139,7 @@ class PassThrough(_Flow):
         response = announced(self.relay) if self.call.dialect == "responses" else None
         return stream_error(self.call.dialect, error, self.call.context.request_id, response=response)
 
-    def announce(self, response: aiohttp.ClientResponse) -> None:
+    def announce(self, response: Answer) -> None:
         self.stream.add_headers(returned_headers(response))
 
     def partial(self) -> Outcome:
@@ -152,7 +152,7 @@ class PassThrough(_Flow):
             self._read = True
         return self.reader.answers()
 
-    async def pump(self, response: aiohttp.ClientResponse) -> None:
+    async def pump(self, response: Answer) -> None:
         async for chunk in self.chunks(response):
             await self.stream.send(self.relay.feed(chunk))
             if self.relay.held:
@@ -200,7 +200,7 @@ class Translation(_Flow):
     def partial(self) -> Outcome:
         return Outcome(self.reader.answers() if self.first_s is not None else (), first_s=self.first_s)
 
-    async def pump(self, response: aiohttp.ClientResponse) -> None:
+    async def pump(self, response: Answer) -> None:
         splitter = Splitter()
         await self.stream.send(self.encoder.begin())
         async for chunk in self.chunks(response):
@@ -223,9 +223,9 @@ class Translation(_Flow):
             raise self.reader.error
 
 
-async def _let_close(response: aiohttp.ClientResponse) -> None:
+async def _let_close(response: Answer) -> None:
     """Read to the end, which has usually arrived, so that the connection returns to the pool."""
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+    with contextlib.suppress(OSError):
         async with asyncio.timeout(_LINGER_S):
-            while not response.content.at_eof():
-                await response.content.readany()
+            while await response.chunk():
+                pass

@@ -132,8 +132,33 @@ class Reader:
             chunk = orjson.loads(event.data)
         except orjson.JSONDecodeError:
             return ()
-        if not isinstance(chunk, dict):
-            return ()
+        return self._take(chunk) if isinstance(chunk, dict) else ()
+
+    def feed_plain(self, data: bytes) -> bool:
+        """Read a whole stream at once, in a third of the time that it takes event by event.
+
+        False, and nothing was read, unless every frame is one `data: ` line with an object, but for a last `[DONE]`.
+        """
+        if not (data.startswith(b"data: ") and data.endswith(b"\n\n")) or b"\r" in data:
+            return False
+        bodies = data[6:-2].split(b"\n\ndata: ")
+        if data.count(b"\n") != 2 * len(bodies):
+            return False
+        done = bodies[-1] == b"[DONE]"
+        if done:
+            bodies.pop()
+        try:
+            chunks = orjson.loads(b"[%b]" % b",".join(bodies))
+        except orjson.JSONDecodeError:
+            return False
+        if len(chunks) != len(bodies) or not all(isinstance(chunk, dict) for chunk in chunks):
+            return False
+        for chunk in chunks:
+            self._take(chunk)
+        self.done = done
+        return True
+
+    def _take(self, chunk: Mapping[str, Any]) -> Sequence[Piece]:
         if chunk.get("error"):
             self.error = UpstreamError(_error_text(chunk["error"]))
             return ()
@@ -143,28 +168,30 @@ class Reader:
             self.told_usage = chunk["usage"]
             self.usage = usage_of(chunk["usage"])
         choices = chunk.get("choices") or []
-        return (
-            self._choice(choices[0]) if len(choices) == 1 else [piece for choice in choices for piece in self._choice(choice)]
-        )
+        if len(choices) == 1:
+            return self._choice(choices[0])
+        return [piece for choice in choices for piece in self._choice(choice)]
 
-    def _choice(self, choice: Mapping[str, Any]) -> list[Piece]:
+    def _choice(self, choice: Mapping[str, Any]) -> Sequence[Piece]:
         number = choice.get("index") or 0
         assembly = self._choices.get(number)
         if assembly is None:
             assembly = self._choices[number] = Assembly()
-        pieces = _pieces(choice.get("delta") or choice, number, assembly)
+        reason = choice.get("finish_reason")
+        delta = choice.get("delta") or choice
+        if not reason and len(delta) == 1 and isinstance(only := delta.get("content"), str):
+            # Nearly every delta is a piece of text and nothing else.
+            assembly.say(only)
+            return (Piece("text", only, 0, "", "", number),) if only else ()
+        pieces = _pieces(delta, number, assembly)
         for piece in pieces:
             assembly.push(piece)
-        reason = choice.get("finish_reason")
         if reason:
             assembly.finish = _FINISH.get(reason, "stop")
         return pieces
 
 
 def _pieces(delta: Mapping[str, Any], choice: int, assembly: Assembly) -> list[Piece]:
-    if len(delta) == 1 and isinstance(only := delta.get("content"), str):
-        # Nearly every delta is a piece of text and nothing else.
-        return [Piece("text", only, choice=choice)] if only else []
     pieces = []
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
     if isinstance(reasoning, str) and reasoning:

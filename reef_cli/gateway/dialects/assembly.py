@@ -64,6 +64,10 @@ class Assembly:
             case "arguments":
                 self._calls.setdefault(piece.number, _Call("", "")).arguments.append(piece.text)
 
+    def say(self, text: str) -> None:
+        """`push` of a piece of text."""
+        self._texts.append(text)
+
     def knows(self, index: int) -> bool:
         """Whether tool call `index` was opened."""
         return index in self._calls

@@ -1,0 +1,140 @@
+"""Where an HTTP/1.1 answer's head and body end (RFC 9112). Pure: bytes in, bytes out, and `ValueError` for what is no HTTP."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+_STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: (.*))?", re.DOTALL)
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
+_LINE_LIMIT = 1 << 14
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Head(NamedTuple):
+    """Status line and headers; `minor` is the protocol's minor version."""
+
+    status: int
+    reason: str
+    minor: int
+    headers: list[tuple[str, str]]
+
+
+def parse_head(data: bytes) -> Head:
+    """A head without the blank line that ends it."""
+    lines = data.split(b"\r\n")
+    match = _STATUS.fullmatch(lines[0])
+    if match is None:
+        raise ValueError("the answer has no status line")
+    headers = []
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or _NAME.fullmatch(name) is None or b"\n" in value or b"\r" in value or b"\0" in value:
+            raise ValueError("a header of the answer cannot be read")
+        headers.append((name.decode("ascii"), value.strip(b" \t").decode("utf-8", "surrogateescape")))
+    return Head(int(match[2]), (match[3] or b"").decode("utf-8", "replace"), int(match[1]), headers)
+
+
+class Body(Protocol):
+    """Takes what arrives; gives the body's part of it, and what followed the body's end (None while it goes on)."""
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes | None]: ...
+
+
+class Counted:
+    """A body of known length."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        part = data[: self._left]
+        self._left -= len(part)
+        return part, (data[len(part) :] if self._left == 0 else None)
+
+
+class UntilClose:
+    """A body that ends with its connection."""
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        return data, None
+
+
+class Chunked:
+    """A body in chunks. Extensions and trailers are read over."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._left = 0
+        self._closing = 0
+        """How many of the two bytes behind a chunk are still to come."""
+        self._trailing = False
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        buffer = self._rest + data if self._rest else data
+        self._rest = b""
+        at, size = 0, len(buffer)
+        parts: list[bytes] = []
+        while at < size:
+            if self._left:
+                part = buffer[at : at + self._left]
+                parts.append(part)
+                at += len(part)
+                self._left -= len(part)
+            elif self._closing:
+                mark = b"\r\n"[2 - self._closing :][: size - at]
+                if buffer[at : at + len(mark)] != mark:
+                    raise ValueError("a chunk does not end where it said")
+                at += len(mark)
+                self._closing -= len(mark)
+            else:
+                end = buffer.find(b"\r\n", at)
+                if end < 0:
+                    self._rest = self._partial(buffer[at:])
+                    break
+                line, at = buffer[at:end], end + 2
+                if self._trailing:
+                    if not line:
+                        return b"".join(parts), buffer[at:]
+                else:
+                    self._begin(line)
+        return (parts[0] if len(parts) == 1 else b"".join(parts)), None
+
+    def _begin(self, line: bytes) -> None:
+        match = _SIZE.fullmatch(line)
+        if match is None:
+            raise ValueError("the size of a chunk cannot be read")
+        self._left = int(match[1], 16)
+        self._trailing = self._left == 0
+        self._closing = 0 if self._trailing else 2
+
+    @staticmethod
+    def _partial(line: bytes) -> bytes:
+        if len(line) > _LINE_LIMIT:
+            raise ValueError("a line between chunks is too long")
+        return line
+
+
+def body_of(head: Head) -> tuple[Body, bool]:
+    """How the body of an answer ends, and whether its connection can serve another request afterwards."""
+    options = listed(head.headers, "connection")
+    kept = "close" not in options and (head.minor == 1 or "keep-alive" in options)
+    codings, lengths = listed(head.headers, "transfer-encoding"), set(listed(head.headers, "content-length"))
+    if head.status in (204, 304):
+        return Counted(0), kept
+    if codings:
+        # Both at once is how requests are smuggled: the chunks count, and the connection is not trusted again.
+        return (Chunked(), kept and not lengths) if codings[-1] == "chunked" else (UntilClose(), False)
+    if not lengths:
+        return UntilClose(), False
+    length, *others = lengths
+    if others or not length.isascii() or not length.isdigit():
+        raise ValueError("the length of the answer cannot be read")
+    return Counted(int(length)), kept
+
+
+def listed(headers: Headers, name: str) -> list[str]:
+    """The comma-separated words of all headers of a (lower-case) name, in lower case."""
+    texts = [value for known, value in headers if len(known) == len(name) and known.lower() == name]
+    return [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
