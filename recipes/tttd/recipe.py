@@ -1,119 +1,25 @@
 """TTT-Discover (test-time training to discover): learn on one hard problem while searching it, for the best single solution.
 
-This half decides which reports train: scored tries of a whole step, by their place in its grid. The tensor half is
-`program.py`; the search itself is `reef discover`. Source: arXiv:2601.16175.
+Grids, admission and the step are shared parts (`reef_cli.learning.grid`, `reef_cli.trainer.entropic`); the search is `reef
+discover`. Source: arXiv:2601.16175.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from reef_cli.core.errors import ConfigError
-from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
-from reef_cli.learning.contract import (
-    Acquisition,
-    Extras,
-    Group,
-    GroupSettings,
-    ProgramSpec,
-    Refusal,
-    Signal,
-    Target,
-)
-from reef_cli.learning.samples import scored_sample
-
-_MAX_TEMPERATURE = 2.0
+from reef_cli.learning.contract import Signal
+from reef_cli.learning.grid import GridRecipe, GridSettings
 
 
 @dataclass(frozen=True, slots=True)
-class TTTDSettings(GroupSettings):
-    """Settings of TTT-Discover beside those of every recipe. A step is a grid of batch_size / group_size groups."""
-
-    batch_size: int = 512
-    """Tries per training step, all groups together."""
-
-    group_size: int = 64
-    """Tries per group: answers to one parent. A report names its place in `metadata`: `step`, `group`, `rollout`."""
-
-    max_staleness: int = 0
-    """A grid trains on exactly the weights that made it; importance ratios are not clipped."""
-
-    lr: float = 4e-5
-    """Learning rate of the LoRA adapter."""
-
-    kl_coefficient: float = 0.1
-    """Weight of the distance to the frozen base model, given as a per-token advantage; 0 switches it off."""
-
-    divergence: float = 0.6931471805599453
-    """Distance in nats between the reweighted tries of a group and uniform ones, which sets the group's temperature."""
-
-    beta: float | None = None
-    """A fixed inverse temperature instead of the adaptive one."""
-
-    weight_cap: float | None = None
-    """Largest weight of one try; needed for groups of two, where the better one's weight is unbounded."""
-
-    min_ess: float = 0.3
-    """Smallest effective sample size, as a share of the tokens, for which the policy is updated."""
-
-    def __post_init__(self) -> None:
-        GroupSettings.__post_init__(self)
-        wrong = [name for name in ("lr", "divergence") if not getattr(self, name) > 0]
-        if self.kl_coefficient < 0:
-            wrong.append("kl_coefficient")
-        wrong += [name for name in ("beta", "weight_cap") if (value := getattr(self, name)) is not None and not value > 0]
-        if wrong:
-            raise ConfigError(
-                f"TTT-Discover cannot work with this {wrong[0]}: {getattr(self, wrong[0])}", hint="see recipes/tttd/README.md"
-            )
-        if self.group_size < 2 or (self.group_size == 2 and self.weight_cap is None):
-            raise ConfigError(
-                f"a group_size of {self.group_size} compares too little",
-                why="the leave-one-out weight of the better of two tries has no bound",
-                hint="group_size: 4 or more, or set weight_cap",
-            )
+class TTTDSettings(GridSettings):
+    """The published size: 8 groups of 64 tries."""
 
 
-PROGRAM_FIELDS = ("lr", "kl_coefficient", "divergence", "beta", "weight_cap", "min_ess")
-
-
-class TTTDRecipe:
+class TTTDRecipe(GridRecipe):
     """Entropic advantages inside groups, unclipped importance ratios, distance to the base as an advantage, whole grids."""
 
     name: ClassVar[str] = "tttd"
     title: ClassVar[str] = "TTT-Discover: train on one hard problem while searching it"
-    surface: ClassVar[Surface] = Surface.WEIGHTS
-    cadence: ClassVar[Cadence] = Cadence.ROLLING
     signal: ClassVar[Signal] = Signal("a score within its group", "a verifier")
-    acquisition: ClassVar[Acquisition] = Acquisition.PROACTIVE
-    target: ClassVar[Target] = Target.MODEL
-    settings_type: ClassVar[type[GroupSettings]] = TTTDSettings
-
-    def __init__(self, settings: TTTDSettings) -> None:
-        self.settings = settings
-
-    def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:
-        """One sample per scored try that says where in its step's grid it stands."""
-        place = [report.metadata.get(name) for name in ("step", "group", "rollout")]
-        if any(isinstance(value, bool) or not isinstance(value, int) for value in place):
-            return Refusal("needs_step_group_rollout")
-        step, group, rollout = (int(value) for value in place if isinstance(value, int))
-        if step < 0 or not 0 <= group < self.groups or not 0 <= rollout < self.settings.group_size:
-            return Refusal("outside_the_grid")
-        grid = f"{report.metadata.get('run', '')}/{step}"
-        extras: dict[str, Any] = {Extras.GROUP: f"{grid}/{group}", "grid": grid, "place": f"{group}/{rollout}"}
-        return scored_sample(report, records, step_of, max_temperature=_MAX_TEMPERATURE, extras=extras)
-
-    @property
-    def groups(self) -> int:
-        """Groups per step."""
-        return self.settings.batch_size // self.settings.group_size
-
-    def group(self, sample: Sample) -> Group:
-        """A step trains whole: its grid is one group, and the batch holds exactly it."""
-        return Group(sample.extras["grid"], self.settings.batch_size, sample.extras["place"])
-
-    def program(self) -> ProgramSpec:
-        """The trainer half with its settings."""
-        settings = asdict(self.settings)
-        return ProgramSpec("recipes.tttd.program:TTTDProgram", {name: settings[name] for name in PROGRAM_FIELDS})
+    settings_type: ClassVar[type[GridSettings]] = TTTDSettings

@@ -4,18 +4,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import recipes.guidance_ttt.recipe as guidance
 import recipes.tttd.recipe as tttd
-from recipes.tttd.program import ProgramSettings, TTTDProgram, advantages
+from recipes.guidance_ttt.recipe import GuidanceTTTRecipe, GuidanceTTTSettings
 from recipes.tttd.recipe import TTTDRecipe, TTTDSettings
 from reef_cli.config.load import load
 from reef_cli.core.errors import ConfigError
 from reef_cli.core.ids import RecordId
 from reef_cli.core.types import Inference, Report, Sample
 from reef_cli.learning.contract import Extras, Group, Grouping, Refusal
+from reef_cli.learning.grid import GridRecipe
+from reef_cli.trainer.entropic import EntropicProgram, ProgramSettings, advantages
 from reef_cli.trainer.learner import Learner
 from reef_cli.trainer.process import join_alone
 from tests.recipes.test_sao_recipe import STEPS, TRACE
@@ -80,12 +84,20 @@ def test_groups_of_two_need_a_cap() -> None:
     assert TTTDSettings(batch_size=4, group_size=2, weight_cap=20.0).weight_cap == 20.0
 
 
-def test_every_setting_is_documented_and_the_examples_load() -> None:
-    folder = Path(tttd.__file__).parent
+@pytest.mark.parametrize(("module", "recipe"), [(tttd, TTTDRecipe), (guidance, GuidanceTTTRecipe)])
+def test_every_setting_is_documented_and_the_examples_load(module: ModuleType, recipe: type[GridRecipe]) -> None:
+    folder = Path(str(module.__file__)).parent
     readme = (folder / "README.md").read_text()
-    assert not [field.name for field in fields(TTTDSettings) if f"`{field.name}`" not in readme and field.name != "gate_every"]
+    names = [field.name for field in fields(recipe.settings_type)]
+    assert not [name for name in names if f"`{name}`" not in readme and name != "gate_every"]
     for name in ("serve", "sglang"):
-        assert load([], {}, folder / "examples" / "tttd" / f"{name}.yaml").recipe is TTTDRecipe
+        assert load([], {}, folder / "examples" / folder.name / f"{name}.yaml").recipe is recipe
+
+
+def test_a_guide_learns_as_tttd_does_on_smaller_grids() -> None:
+    guide = GuidanceTTTRecipe(GuidanceTTTSettings())
+    assert guide.groups == 8 and guide.settings.batch_size == 128 and guide.settings.max_staleness == 0
+    assert guide.program().path == TTTDRecipe(TTTDSettings()).program().path
 
 
 # -- advantages ------------------------------------------------------------------------------------------------------------
@@ -140,7 +152,7 @@ def alone() -> None:
 
 def learner(model: Path, **changes: Any) -> Learner:
     settings = {field.name: getattr(SETTINGS, field.name) for field in fields(SETTINGS)} | changes
-    return Learner(model, "recipes.tttd.program:TTTDProgram", settings, replace(TOY, precision="fp32"))
+    return Learner(model, "reef_cli.trainer.entropic:EntropicProgram", settings, replace(TOY, precision="fp32"))
 
 
 def grid_samples() -> list[Sample]:
@@ -223,5 +235,5 @@ def test_a_grid_of_equal_rewards_changes_nothing(toy_model: Path) -> None:
 
 def test_the_program_takes_exactly_the_settings_the_recipe_hands_over() -> None:
     spec = TTTDRecipe(TTTDSettings(lr=1e-3)).program()
-    program = TTTDProgram(spec.settings)
+    program = EntropicProgram(spec.settings)
     assert program.optimizer.lr == 1e-3 and program.optimizer.clip == 0.0

@@ -1,4 +1,4 @@
-"""TTT-Discover's tensor half: one optimizer step on a whole grid.
+"""Entropic policy gradient on a whole grid (TTT-Discover, arXiv:2601.16175): one optimizer step.
 
     e_i = exp(beta (R_i - max R))   Z_i = mean of the others' e   A_i = e_i / Z_i - 1   beta: KL(softmax || uniform) = ln 2
     A_t += kl * (mean d - d_t)      d_t = log p sampled - log p of the frozen base
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from reef_cli.config.off_policy import OffPolicy
 from reef_cli.core.types import Sample
-from reef_cli.learning.contract import Extras
 from reef_cli.trainer.batching import Batch, MicroBatch
 from reef_cli.trainer.diagnostics import batch_metrics, mean
 from reef_cli.trainer.engine import Policy
@@ -29,10 +28,13 @@ from reef_cli.trainer.program import OptimizerSettings, Program, StepReport
 from reef_cli.trainer.stepping import step
 from reef_cli.trainer.teachers import FrozenBase
 
+GROUP = "group"
+"""The entry of `Sample.extras` with the key of a sample's comparison set."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramSettings:
-    """What the recipe hands over; documented in `recipe.py`."""
+    """What the recipe hands over; documented in `learning.grid`."""
 
     lr: float
     kl_coefficient: float
@@ -52,7 +54,7 @@ class Grid:
     constant: int
 
 
-class TTTDProgram(Program):
+class EntropicProgram(Program):
     """One step per grid; no state beside the weights."""
 
     settings_type = ProgramSettings
@@ -113,7 +115,7 @@ def advantages(samples: Sequence[Sample], settings: ProgramSettings) -> Grid:
     """Entropic leave-one-out advantages inside each comparison set, in the order of the samples."""
     members: dict[str, list[int]] = defaultdict(list)
     for position, sample in enumerate(samples):
-        members[str(sample.extras.get(Extras.GROUP, ""))].append(position)
+        members[str(sample.extras.get(GROUP, ""))].append(position)
     grid = Grid([0.0] * len(samples), [False] * len(samples), [], 0)
     constant = 0
     for positions in members.values():

@@ -1,0 +1,107 @@
+"""Recipes that search while they learn: a step is a grid of groups of tries, and trains whole or not at all.
+
+A report names its try's place in `metadata`: `run` (optional), `step`, `group`, `rollout`. Groups are comparison sets; the grid
+of a step is one group of the batch builder. The tensor half these recipes share is `reef_cli.trainer.entropic`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from reef_cli.core.errors import ConfigError
+from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
+from reef_cli.learning.contract import Acquisition, Extras, Group, GroupSettings, ProgramSpec, Refusal, Target
+from reef_cli.learning.samples import scored_sample
+
+MAX_TEMPERATURE = 2.0
+_PROGRAM_FIELDS = ("lr", "kl_coefficient", "divergence", "beta", "weight_cap", "min_ess")
+
+
+@dataclass(frozen=True, slots=True)
+class GridSettings(GroupSettings):
+    """Settings of recipes with entropic advantages over grids."""
+
+    batch_size: int = 512
+    """Tries per training step, all groups together."""
+
+    group_size: int = 64
+    """Tries per group: answers to one parent. A report names its place in `metadata`: `step`, `group`, `rollout`."""
+
+    max_staleness: int = 0
+    """A grid trains on exactly the weights that made it; importance ratios are not clipped."""
+
+    lr: float = 4e-5
+    """Learning rate of the LoRA adapter."""
+
+    kl_coefficient: float = 0.1
+    """Weight of the distance to the frozen base model, given as a per-token advantage; 0 switches it off."""
+
+    divergence: float = 0.6931471805599453
+    """Distance in nats between the reweighted tries of a group and uniform ones, which sets the group's temperature."""
+
+    beta: float | None = None
+    """A fixed inverse temperature instead of the adaptive one."""
+
+    weight_cap: float | None = None
+    """Largest weight of one try; needed for groups of two, where the better one's weight is unbounded."""
+
+    min_ess: float = 0.3
+    """Smallest effective sample size, as a share of the tokens, for which the policy is updated."""
+
+    def __post_init__(self) -> None:
+        GroupSettings.__post_init__(self)
+        wrong = [name for name in ("lr", "divergence") if not getattr(self, name) > 0]
+        if self.kl_coefficient < 0:
+            wrong.append("kl_coefficient")
+        wrong += [name for name in ("beta", "weight_cap") if (value := getattr(self, name)) is not None and not value > 0]
+        if wrong:
+            raise ConfigError(
+                f"entropic advantages cannot work with this {wrong[0]}: {getattr(self, wrong[0])}",
+                hint="see recipes/tttd/README.md",
+            )
+        if self.group_size < 2 or (self.group_size == 2 and self.weight_cap is None):
+            raise ConfigError(
+                f"a group_size of {self.group_size} compares too little",
+                why="the leave-one-out weight of the better of two tries has no bound",
+                hint="group_size: 4 or more, or set weight_cap",
+            )
+
+
+class GridRecipe:
+    """What such recipes share; one of them adds its name, its title and its settings."""
+
+    surface: ClassVar[Surface] = Surface.WEIGHTS
+    cadence: ClassVar[Cadence] = Cadence.ROLLING
+    acquisition: ClassVar[Acquisition] = Acquisition.PROACTIVE
+    target: ClassVar[Target] = Target.MODEL
+    settings: GridSettings
+
+    def __init__(self, settings: GridSettings) -> None:
+        self.settings = settings
+
+    @property
+    def groups(self) -> int:
+        """Groups per step."""
+        return self.settings.batch_size // self.settings.group_size
+
+    def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:
+        """One sample per scored try that says where in its step's grid it stands."""
+        place = [report.metadata.get(name) for name in ("step", "group", "rollout")]
+        numbers = [value for value in place if isinstance(value, int) and not isinstance(value, bool)]
+        if len(numbers) != len(place):
+            return Refusal("needs_step_group_rollout")
+        step, group, rollout = numbers
+        if step < 0 or not 0 <= group < self.groups or not 0 <= rollout < self.settings.group_size:
+            return Refusal("outside_the_grid")
+        grid = f"{report.metadata.get('run', '')}/{step}"
+        extras: dict[str, Any] = {Extras.GROUP: f"{grid}/{group}", "grid": grid, "place": f"{group}/{rollout}"}
+        return scored_sample(report, records, step_of, max_temperature=MAX_TEMPERATURE, extras=extras)
+
+    def group(self, sample: Sample) -> Group:
+        """A step trains whole: its grid is one group, and the batch holds exactly it."""
+        return Group(sample.extras["grid"], self.settings.batch_size, sample.extras["place"])
+
+    def program(self) -> ProgramSpec:
+        """The trainer half with its settings."""
+        settings = asdict(self.settings)
+        return ProgramSpec("reef_cli.trainer.entropic:EntropicProgram", {name: settings[name] for name in _PROGRAM_FIELDS})
