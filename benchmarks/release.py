@@ -1,7 +1,9 @@
 """Times of the release store: store, publish, promote, rollback, and listing a chain of 1,000 from a fresh process.
 
-Run: `python -m benchmarks.release [--chain 1000] [--large-mb 256] [--home DIR] [--out benchmarks/results/release.json]`. Wall
-times in ms (median, p95); everything is fsynced, so the disk is part of them: `fsync_ms` is what one small fsync costs here.
+Run: `python -m benchmarks.release [--chain 1000] [--large-mb 256] [--model DIR --checkpoints 20] [--home DIR]
+[--out benchmarks/results/release.json]`. With `--model`, a folder with a real model (`reef model list` names it), full
+checkpoints of it are stored after learning steps and compacted; that needs torch. Wall times in ms (median, p95); everything
+is fsynced, so the disk is part of them: `fsync_ms` is what one small fsync costs here.
 Bars: publish, promote and rollback <= 50 ms besides the bytes; bytes at 1 GB/s; a listing of 1,000 in <= 100 ms.
 """
 
@@ -10,6 +12,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import statistics
 import struct
 import subprocess
@@ -114,19 +117,103 @@ def measure_large(home: Path, megabytes: int) -> dict[str, Any]:
     """Storing one large adapter: the bytes' own speed, and its materialisation by hard link."""
     service = ReleaseService(home / "large")
     source = adapter(home / "large-adapter", megabytes * 1_000_000, 1)
-    started = time.perf_counter()
+    copied = storing(lambda: service.store(source, "lora"))
     artifact = service.store(source, "lora")
-    seconds = time.perf_counter() - started
     folder = timed(1, lambda index: service.directory(artifact.content_id))
     again = timed(1, lambda index: service.store(source, "lora"))
-    rate = artifact.size / seconds / 1e9
+    handed = adapter(home / "handed-adapter", megabytes * 1_000_000, 2)
+    with (handed / "adapter_model.safetensors").open("rb") as file:
+        os.fsync(file.fileno())  # as the trainer does before it hands a candidate over
+    linked = storing(lambda: service.store(handed, "lora", take=True))
+    service.create("s", artifact)
+    publish = timed(1, lambda index: service.publish("s", draft(artifact), None))
     return {
         "megabytes": megabytes,
-        "store_s": round(seconds, 3),
-        "gb_per_s": round(rate, 3),
+        "copied": copied,
+        "handed_over": linked,
         "same_again_ms": again["median_ms"],
         "materialise_ms": folder["median_ms"],
+        "publish_ms": publish["median_ms"],
+        "sha256_gb_per_s": hash_rate(handed / "adapter_model.safetensors"),
     }
+
+
+def storing(work: Callable[[], Artifact]) -> dict[str, float]:
+    """Rate of storing one artifact, by the clock and by the processor time it took (the bound on a busy machine)."""
+    started, used_before = time.perf_counter(), cpu_s()
+    artifact = work()
+    seconds, busy = time.perf_counter() - started, cpu_s() - used_before
+    rates = {"gb_per_s": artifact.size / seconds / 1e9, "gb_per_cpu_s": artifact.size / busy / 1e9}
+    return {"s": round(seconds, 3), "cpu_s": round(busy, 3), **{name: round(rate, 3) for name, rate in rates.items()}}
+
+
+def hash_rate(path: Path) -> float:
+    """What one pass of sha256 alone makes: the bound of anything that names bytes by it."""
+    used_before = cpu_s()
+    with path.open("rb") as file:
+        hashlib.file_digest(file, "sha256")
+    return round(path.stat().st_size / (cpu_s() - used_before) / 1e9, 3)
+
+
+def measure_checkpoints(home: Path, model: Path, count: int, rate: float) -> dict[str, Any]:
+    """Disk used by `count` full checkpoints of a real model, each one step after the last, before and after compaction.
+
+    A step is what the trainer does: fp32 weights move by `rate` in the direction of a noisy sign (Adam's first steps), and are
+    rounded to bf16 for the checkpoint. Every checkpoint is then restored and compared by digest.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    service = ReleaseService(home / "checkpoints")
+    draw = torch.Generator().manual_seed(0)
+    weights = {name: tensor.float() for name, tensor in load_file(str(model / "model.safetensors")).items()}
+    ids, stored, published = [], [], []
+    head = None
+    for step in range(count):
+        folder = home / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "config.json").write_bytes((model / "config.json").read_bytes())
+        for tensor in weights.values() if step else ():
+            tensor += rate * torch.randn(tensor.shape, generator=draw).clamp_(-1, 1)
+        save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, str(folder / "model.safetensors"))
+        with (folder / "model.safetensors").open("rb") as file:
+            os.fsync(file.fileno())
+        started = time.perf_counter()
+        artifact = service.store(folder, "checkpoint", take=True)
+        stored.append(time.perf_counter() - started)
+        facts = Draft(artifact.content_id, "checkpoint", Surface.WEIGHTS, Operation.TRAINING, "benchmark")
+        head = service.publish("s", facts, head.release_id) if head else service.create("s", artifact)
+        published.append(time.perf_counter() - started)
+        ids.append(artifact)
+        shutil.rmtree(folder)
+    whole = used(home / "checkpoints")
+    report = service.compact(idle_s=0)
+    compacted = used(home / "checkpoints")
+    started = time.perf_counter()
+    problems = service.verify("s")
+    size = ids[0].size
+    return {
+        "model": model.name,
+        "checkpoints": count,
+        "learning_rate": rate,
+        "checkpoint_mb": round(size / 1e6, 1),
+        "whole_mb": round(whole / 1e6, 1),
+        "compacted_mb": round(compacted / 1e6, 1),
+        "mb_per_older_checkpoint": round(
+            (compacted - whole / count * (count - report.objects)) / max(1, report.objects) / 1e6, 1
+        ),
+        "compact_s": report.seconds,
+        "store_gb_per_s": round(size / statistics.median(stored) / 1e9, 3),
+        "publish_besides_bytes_ms": round((statistics.median(published) - size / 1e9) * 1e3, 1),
+        "verified": not problems,
+        "verify_s": round(time.perf_counter() - started, 1),
+    }
+
+
+def used(folder: Path) -> int:
+    """Bytes on the disk, each inode once."""
+    facts = {(stat.st_dev, stat.st_ino): stat.st_blocks * 512 for path in folder.rglob("*") if (stat := path.lstat())}
+    return sum(facts.values())
 
 
 def measure_listing(home: Path, chain: int) -> dict[str, Any]:
@@ -168,6 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chain", type=int, default=1000)
     parser.add_argument("--large-mb", type=int, default=256)
+    parser.add_argument("--model", type=Path, help="folder of a model for the checkpoints; absent: they are left out")
+    parser.add_argument("--checkpoints", type=int, default=20)
+    parser.add_argument("--rate", type=float, default=1e-6, help="learning rate of the steps between checkpoints")
     parser.add_argument("--home", type=Path, help="where to work, on the disk to be measured")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
@@ -180,6 +270,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             **measure_steps(home),
             "large": measure_large(home, options.large_mb),
             "listing": measure_listing(home, options.chain),
+            **(
+                {"checkpoints": measure_checkpoints(home, options.model, options.checkpoints, options.rate)}
+                if options.model
+                else {}
+            ),
             **machine(),
         }
     text = json.dumps(result, indent=1) + "\n"

@@ -86,6 +86,16 @@ def previous_content(releases: Sequence[Release]) -> Release | None:
     return next((release for release in earlier if release.content_id != head.content_id), None)
 
 
+def pack(git: Git, locks: Locks) -> bool:
+    """Pack what lies loose when that is much; the caller holds the collector's lock. Whether it did."""
+    if sum(1 for _ in git.repo.glob("objects/??/*")) <= PACK_ABOVE:
+        return False
+    git.run("repack", "-a", "-d", "-q")
+    with locks.moving():
+        git.run("pack-refs", "--all")
+    return True
+
+
 class Collector:
     """Collects one store."""
 
@@ -184,7 +194,4 @@ class Collector:
             else:
                 path.unlink(missing_ok=True)
         self._git.run("prune", "--expire=now")
-        if sum(1 for _ in self._git.repo.glob("objects/??/*")) > PACK_ABOVE:
-            self._git.run("repack", "-a", "-d", "-q")
-            with self._locks.moving():
-                self._git.run("pack-refs", "--all")
+        pack(self._git, self._locks)

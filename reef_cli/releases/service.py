@@ -67,7 +67,7 @@ class ReleaseService:
         self._objects = ObjectStore(self.repo)
         self._contents = Contents(self.home, self._git, self._objects, self._locks, self._clock)
         self._chains = Chains(self._git, self._locks, self._objects)
-        self._compactor = Compactor(self._chains, self._contents, self._objects, self._locks, self._clock)
+        self._compactor = Compactor(self._git, self._chains, self._contents, self._objects, self._locks, self._clock)
         self._remote = Remote(self._git, self._chains, self._contents, self._objects, self._locks, lfs)
 
     # Artifacts

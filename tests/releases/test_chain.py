@@ -20,6 +20,7 @@ from reef_cli.core.errors import (
 from reef_cli.core.ids import ReleaseId, new_release_id
 from reef_cli.core.types import Operation, Surface
 from reef_cli.releases import ReleaseService
+from reef_cli.releases.git import Git
 
 
 def git(service: ReleaseService, *arguments: str) -> str:
@@ -256,3 +257,31 @@ def test_base_models_are_named_not_copied(service, tree, adapter, draft):
     assert service.verify("s") == []
     (model / "model.safetensors").write_bytes(os.urandom(200_000))
     assert service.base_artifact(model).content_id != base.content_id
+
+
+def test_the_work_of_a_listing_does_not_grow_with_the_chain(service, adapter, draft, monkeypatch):
+    """Git processes are what a listing costs: two for any length, none again, one for what was added meanwhile."""
+    artifacts = [service.store(adapter(120_000, seed=seed), "lora") for seed in range(3)]
+    service.create("s", artifacts[0])
+    commands = []
+    spawn = Git._spawn
+
+    def counted(self, arguments, *rest, **more):
+        commands.append(arguments[0])
+        return spawn(self, arguments, *rest, **more)
+
+    monkeypatch.setattr(Git, "_spawn", counted)
+    for length in (4, 16):
+        while len(service.list("s")) < length:
+            service.publish("s", draft(artifacts[length % 3]), None)
+        fresh = ReleaseService(service.home)
+        commands.clear()
+        assert len(fresh.list("s")) == length and commands == ["log", "cat-file"]
+        commands.clear()
+        fresh.list("s")
+        assert commands == []
+    stats = []
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", lambda *args, **more: stats.append(args[0]) or stat(*args, **more))
+    fresh.list("s")
+    assert len([path for path in stats if "/lfs/" in str(path)]) <= 3, "each content's files are looked for once"
