@@ -20,6 +20,7 @@ from reef_cli.commands.shell import Shell, new_app, with_shell
 from reef_cli.config.paths import cache_at
 from reef_cli.config.schema import EngineSettings, ReefSettings
 from reef_cli.core.errors import ReefError
+from reef_cli.supervisor.room import gpus, machine_memory
 
 app = new_app()
 
@@ -107,21 +108,43 @@ def check_packages(_: Shell) -> Iterator[Finding]:
     yield Finding("sglang", "ok", sglang or "not installed; only for engine.kind sglang on this machine")
 
 
-def check_gpu(_: Shell) -> Iterator[Finding]:
-    found = run_tool("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader") or ""
-    detail = "; ".join(found.splitlines()) or "none; the embedded engine and the trainer use the CPU"
-    yield Finding("gpu", "ok", detail)
-    if found and not package_version("sglang"):
-        yield Finding(
-            "gpu engine", "warn", "a GPU is here but no sglang", "pip install 'reef-cli[sglang]', then --engine.kind sglang"
-        )
+def check_gpu(shell: Shell) -> Iterator[Finding]:
+    cards = gpus()
+    if not cards:
+        yield Finding("gpu", "ok", "none; the embedded engine and the trainer use the CPU")
+        return
+    driver = (run_tool("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "?").splitlines()[0]
+    shown = "; ".join(f"{card.name}, {output.size(card.memory)}" for card in cards)
+    yield Finding("gpu", "ok", f"{shown}; driver {driver}")
+    yield from check_gpu_training()
+    yield from check_gpu_engine(shell.environ.get("REEF_ENGINE__PYTHON") or sys.executable)
+
+
+def check_gpu_training() -> Iterator[Finding]:
+    """Whether the trainer's packages can use the GPU: torch for CUDA with its NCCL, and DeepSpeed."""
+    torch = package_version("torch")
+    if torch is None or "+cpu" in torch:
+        detail = "torch is not installed" if torch is None else f"torch {torch} is built for the CPU"
+        yield Finding("gpu trainer", "warn", detail, "install torch for CUDA, then 'reef-cli[local,train]'")
+        return
+    nccl = next((version for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (version := package_version(name))), None)
+    detail = (
+        f"torch {torch}, NCCL {nccl or 'not found beside torch'}, DeepSpeed {package_version('deepspeed') or 'not installed'}"
+    )
+    good = nccl is not None and package_version("deepspeed") is not None
+    yield Finding("gpu trainer", "ok" if good else "warn", detail, "" if good else "pip install 'reef-cli[local,train]'")
+
+
+def check_gpu_engine(python: str) -> Iterator[Finding]:
+    """SGLang in the interpreter that `engine.python` names; it may be another environment than Reef's."""
+    ask = "import importlib.metadata as m; print('sglang', m.version('sglang') + ', torch', m.version('torch'))"
+    found = run_tool(python, "-c", ask)
+    fix = "" if found else "pip install sglang in an environment of its own and name its interpreter: engine.python"
+    yield Finding("gpu engine", "ok" if found else "warn", found or f"no sglang in {python}", fix)
 
 
 def check_memory(_: Shell) -> Iterator[Finding]:
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return
+    total = machine_memory()
     good = total >= 4 * 1024**3
     fix = "" if good else "serve only, or use an upstream engine; training needs about 4 GiB"
     yield Finding("memory", "ok" if good else "warn", f"{output.size(total)}, {os.cpu_count()} cores", fix)

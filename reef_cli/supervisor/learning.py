@@ -1,5 +1,6 @@
 """Builds the learning half of a deployment: trainer, gate, runner and worker around a recipe."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,7 +25,10 @@ from reef_cli.learning.runner import Runner
 from reef_cli.learning.worker import LearningWorker, WorkerSettings
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.local import LocalEngine
+from reef_cli.supervisor.room import room_for
 from reef_cli.trainer.handle import TrainerHandle
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,11 @@ def check_recipe(recipe: Recipe, engine: LocalEngine | None) -> None:
 
 
 def make_trainer(settings: Settings, recipe: Recipe, engine: LocalEngine, home: Home) -> TrainerHandle:
-    """The trainer's handle; its processes start with the first step."""
+    """The trainer's handle; its processes start with the first step. Raises `ConfigError` when training cannot fit here."""
+    room = room_for(settings, engine.model_dir, home.root)
+    logger.info("%s", room)
+    if room.warning:
+        logger.warning("%s", room.warning)
     return TrainerHandle(
         settings.trainer,
         engine.model_dir,

@@ -147,6 +147,21 @@ def test_doctor_without_git_fails_and_says_so(tmp_path: Path) -> None:
     assert "content-addressed store" in checks["git-lfs"]["detail"]
 
 
+def test_doctor_names_gpus_and_what_can_use_them(tmp_path: Path) -> None:
+    shell = shell_at(tmp_path)
+    tools = {"nvidia-smi": 'case "$1" in *driver*) echo 570.86;; *) echo "NVIDIA H, 143771";; esac', "other-python": "exit 1"}
+    for name, body in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    shell.env["PATH"] = f"{tmp_path}:/usr/bin:/bin"
+    shell.env["REEF_ENGINE__PYTHON"] = str(tmp_path / "other-python")
+    checks = {check["check"]: check for check in shell("doctor", "--json").json["checks"]}
+    assert checks["gpu"]["detail"] == "NVIDIA H, 140.4 GiB; driver 570.86"
+    assert checks["gpu engine"]["status"] == "warn"
+    assert "engine.python" in checks["gpu engine"]["fix"]
+    assert checks["gpu trainer"]["detail"].startswith("torch")
+
+
 SERVER = """
 import signal, sys, time
 count = 0
