@@ -46,7 +46,10 @@ class ModelChat:
         config = _read(model_dir / "tokenizer_config.json")
         self._special = _special_tokens(config | _read(model_dir / "special_tokens_map.json"))
         self._templates = _templates(model_dir, config)
-        longest = int(_read(model_dir / "config.json").get("max_position_embeddings") or 4096)
+        model = _read(model_dir / "config.json")
+        self.vocabulary: int | None = model.get("vocab_size") or (model.get("text_config") or {}).get("vocab_size")
+        """How many tokens the model knows; None where its configuration does not say."""
+        longest = int(model.get("max_position_embeddings") or 4096)
         self.context_length = min(context_length or longest, longest)
         self.abilities = self._probe()
 

@@ -18,6 +18,7 @@ import orjson
 from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable, InvalidRequest, ReefError
 from reef_cli.core.ports import Completion, Delta, Sampling
 from reef_cli.core.types import TokenSpan
+from reef_cli.weights import contract
 
 Mode = Literal["abort", "retract", "in_place"]
 _CONTROL_TIMEOUT_S = 120.0
@@ -152,14 +153,14 @@ class EngineClient:
         self, address: str, port: int, world_size: int, name: str, backend: str, rank_offset: int = 1, timeout_s: float = 60.0
     ) -> None:
         """Make the engine join a group; blocks until rank 0 is there too, so call it beside `weights.make_group`."""
-        body = {"master_address": address, "master_port": port, "rank_offset": rank_offset, "world_size": world_size}
-        await self._control("/init_weights_update_group", body | {"group_name": name, "backend": backend}, timeout_s)
+        body = contract.join_group(address, port, world_size, name, backend, rank_offset)
+        await self._control("/init_weights_update_group", body, timeout_s)
 
     async def destroy_group(self, name: str) -> None:
-        await self._control("/destroy_weights_update_group", {"group_name": name})
+        await self._control("/destroy_weights_update_group", contract.leave_group(name))
 
     async def begin_update(self) -> None:
-        await self._control("/begin_weight_update", {"selector": "all"})
+        await self._control("/begin_weight_update", contract.BEGIN)
 
     async def update(
         self,
@@ -172,41 +173,22 @@ class EngineClient:
         timeout_s: float = _CONTROL_TIMEOUT_S,
     ) -> None:
         """Make the engine receive one bucket; the trainer broadcasts it meanwhile. The cache is not flushed."""
-        body = {
-            "names": list(names),
-            "dtypes": list(dtypes),
-            "shapes": [list(shape) for shape in shapes],
-            "group_name": group,
-            "load_format": "flattened_bucket" if flattened else None,
-            "flush_cache": False,
-            "abort_all_requests": False,
-            "weight_version": None,
-            "selector": "all",
-            "torch_empty_cache": False,
-        }
+        body = contract.receive(names, dtypes, shapes, group, flattened=flattened)
         await self._control("/update_weights_from_distributed", body, timeout_s)
 
     async def end_update(self) -> None:
-        await self._control("/end_weight_update", {})
+        await self._control("/end_weight_update", contract.END)
 
     async def update_from_disk(self, directory: Path, version: str, timeout_s: float = 600.0) -> None:
         """Swap in a checkpoint folder's weights; the engine keeps the old ones when that fails."""
-        body = {
-            "model_path": str(directory),
-            "load_format": None,
-            "abort_all_requests": False,
-            "weight_version": version,
-            "keep_pause": True,
-            "flush_cache": True,
-        }
-        await self._control("/update_weights_from_disk", body, timeout_s)
+        await self._control("/update_weights_from_disk", contract.read_disk(str(directory), version), timeout_s)
 
     async def set_version(self, version: str) -> None:
-        await self._control("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        await self._control("/update_weight_version", contract.label(version))
 
     async def checksum(self) -> str:
         """One digest over the engine's weights."""
-        reply = await self._control("/weights_checker", {"action": "checksum"})
+        reply = await self._control("/weights_checker", {"action": "checksum", "selector": "all"})
         return str(reply["per_engine_checksum"])
 
     # HTTP

@@ -14,15 +14,17 @@ from typing import Any
 import orjson
 
 from reef_cli.config.schema import EngineSettings
+from reef_cli.engines import guard
 from reef_cli.engines.process import Launch
 from reef_cli.engines.serving import BASE
+from reef_cli.engines.sglang_args import Installed, flags, interpreter
 
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def embedded(settings: EngineSettings, model_dir: Path, port: int, log_path: Path) -> Launch:
     """The embedded engine on a loopback port, tied to this process's life."""
-    flags: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model-path": model_dir,
         "host": "127.0.0.1",
         "port": port,
@@ -37,7 +39,7 @@ def embedded(settings: EngineSettings, model_dir: Path, port: int, log_path: Pat
         "incremental-streaming-output": True,
     }
     launch = Launch(
-        command=[sys.executable, "-m", "reef_cli.engines.embedded", *_flags(flags)],
+        command=[sys.executable, "-m", "reef_cli.engines.embedded", *flags(values)],
         url=f"http://127.0.0.1:{port}",
         weight_version=BASE,
         log_path=log_path,
@@ -46,9 +48,20 @@ def embedded(settings: EngineSettings, model_dir: Path, port: int, log_path: Pat
     return _with_env(launch, {"REEF_ENGINE_API_KEY": launch.api_key, "REEF_ENGINE_ADMIN_API_KEY": launch.admin_key})
 
 
-def sglang(settings: EngineSettings, model_dir: Path, port: int, log_path: Path, config_path: Path) -> Launch:
-    """A real SGLang on a loopback port; `settings.sglang` wins over every flag set here but address and keys."""
-    flags: dict[str, Any] = {
+def sglang(
+    settings: EngineSettings,
+    model_dir: Path,
+    port: int,
+    log_path: Path,
+    config_path: Path,
+    *,
+    installed: Installed | None = None,
+    adapters: bool = True,
+) -> Launch:
+    """A real SGLang on a loopback port, tied to this process's life. `settings.sglang` wins over every flag set here but those
+    that are Reef's own. `adapters` False leaves LoRA out, which costs time on every token."""
+    native = {key.replace("_", "-"): value for key, value in settings.sglang.items()}
+    values: dict[str, Any] = {
         "model-path": model_dir,
         "served-model-name": settings.model,
         "weight-version": BASE,
@@ -56,36 +69,46 @@ def sglang(settings: EngineSettings, model_dir: Path, port: int, log_path: Path,
         "sampling-defaults": "openai",
         "context-length": settings.context_length,
         "max-running-requests": settings.max_running_requests,
-        "enable-lora": True,
-        "max-lora-rank": settings.max_lora_rank,
-        "lora-target-modules": list(_LORA_TARGETS),
-        "lora-strict-loading": True,
         "incremental-streaming-output": True,
         "random-seed": 0,
+        "log-level-http": "warning",
     }
-    flags |= {key.replace("_", "-"): value for key, value in settings.sglang.items()}
-    flags |= {"host": "127.0.0.1", "port": port}
+    if adapters:
+        values |= {
+            "enable-lora": True,
+            "max-lora-rank": settings.max_lora_rank,
+            "lora-target-modules": list(_LORA_TARGETS),
+            "lora-strict-loading": True,
+        }
+    values |= native | {"host": "127.0.0.1", "port": port}
+    python = interpreter(settings.python)
+    program = [python, "-m", "sglang.launch_server", *flags(values, installed), "--config", str(config_path)]
     launch = Launch(
-        command=[sys.executable, "-m", "sglang.launch_server", *_flags(flags), "--config", str(config_path)],
+        command=[sys.executable, str(Path(guard.__file__)), str(os.getpid()), *program],
         url=f"http://127.0.0.1:{port}",
-        weight_version=str(flags["weight-version"]),
+        weight_version=BASE,
         log_path=log_path,
+        env=sglang_env(settings),
         start_timeout_s=settings.start_timeout_s,
+        stop_timeout_s=20.0,
     )
     _write_private(config_path, {"api-key": launch.api_key, "admin-api-key": launch.admin_key})
     return launch
 
 
-def _flags(values: Mapping[str, Any]) -> list[str]:
-    """`--name value`; True is a bare flag, lists repeat their values, None and False are left out."""
-    found: list[str] = []
-    for name, value in values.items():
-        if value is None or value is False:
-            continue
-        found.append(f"--{name}")
-        if value is not True:
-            found.extend(str(each) for each in value) if isinstance(value, list | tuple) else found.append(str(value))
-    return found
+def sglang_env(settings: EngineSettings) -> dict[str, str]:
+    """What SGLang's process needs: the tools beside its interpreter, and no hub, for the model is a folder."""
+    beside = str(Path(interpreter(settings.python)).parent)
+    env = {
+        "PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if settings.sglang.get("device") == "cpu":
+        env["SGLANG_USE_CPU_ENGINE"] = "1"
+    if settings.threads is not None:
+        env["OMP_NUM_THREADS"] = str(settings.threads)
+    return env
 
 
 def _with_env(launch: Launch, env: Mapping[str, str]) -> Launch:

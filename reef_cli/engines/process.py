@@ -3,7 +3,8 @@
 Readiness is the process alive, `/model_info` answering our key alone with our launch's weight version, and one real token;
 never `/health`, which a busy or paused engine fails. Keys are random per launch, so a stranger on the port is not taken for
 ours: it refuses our key, or answers without one.
-A death is reported with the last line of the log and followed by a restart, later and later while it keeps dying.
+A death is reported with the line that names its cause and followed by a restart, later and later while it keeps dying.
+What an earlier server left behind is found by a mark in its environment and ended before the first start.
 """
 
 import asyncio
@@ -11,21 +12,22 @@ import logging
 import os
 import secrets
 import signal
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from reef_cli.core.errors import AuthError, EngineError, EngineUnavailable, ReefError
 from reef_cli.core.ports import Sampling
 from reef_cli.engines.client import EngineClient
+from reef_cli.engines.output import Output
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STEADY_S = 60.0
 """An engine that ran this long before dying restarts without delay again."""
+_MARK = "REEF_ENGINE_LOG"
+"""In the environment of an engine and of all it starts: the log it writes to, which no other server's engine shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class Launch:
     weight_version: str
     log_path: Path
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    api_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
-    admin_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    api_key: str = field(default_factory=lambda: secrets.token_hex(24), repr=False)
+    admin_key: str = field(default_factory=lambda: secrets.token_hex(24), repr=False)
     start_timeout_s: float = 300.0
     stop_timeout_s: float = 10.0
 
@@ -53,7 +55,7 @@ class EngineProcess:
         self.restarts = 0
         self.last_death: str | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._log: BinaryIO | None = None
+        self._output: Output | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
 
@@ -71,7 +73,8 @@ class EngineProcess:
         return self.alive and self._ready.is_set()
 
     async def start(self) -> None:
-        """Start and wait until ready. Raises `EngineUnavailable` with the log's last line when it dies or takes too long."""
+        """Start and wait until ready. Raises `EngineUnavailable` with cause and the log's end when it dies or is too slow."""
+        await asyncio.to_thread(end_leftovers, self.launch.log_path)
         await self._spawn()
         try:
             await self._until_ready()
@@ -99,19 +102,20 @@ class EngineProcess:
 
     async def _spawn(self) -> None:
         self._ready.clear()
-        self.launch.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = self.launch.log_path.open("ab")
+        output = self._output = Output(self.launch.log_path, (self.launch.api_key, self.launch.admin_key))
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self.launch.command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=os.environ | dict(self.launch.env),
+                stdout=output.fd,
+                stderr=output.fd,
+                env=os.environ | dict(self.launch.env) | {_MARK: str(self.launch.log_path)},
                 start_new_session=True,
             )
         except OSError as error:
             raise EngineUnavailable(f"Cannot start the engine: {error}", hint="check the installation") from error
+        finally:
+            output.started()
 
     async def _until_ready(self) -> None:
         loop = asyncio.get_running_loop()
@@ -119,6 +123,7 @@ class EngineProcess:
         reason = "no answer yet"
         while loop.time() < deadline:
             if not self.alive:
+                await self._end()
                 raise self._death()
             try:
                 await self._check()
@@ -126,10 +131,12 @@ class EngineProcess:
                 return
             except (EngineUnavailable, EngineError, AuthError) as error:
                 reason = error.message
+            except TimeoutError:
+                reason = "it answers, but generates no token"
             await asyncio.sleep(0.1)
         raise EngineUnavailable(
             f"The engine was not ready within {self.launch.start_timeout_s:g} s",
-            why=f"{reason}; log: {self._tail()}",
+            why=f"{reason}; log: {self._output.cause() if self._output else ''}",
             hint=f"see {self.launch.log_path}, or raise engine.start_timeout_s",
         )
 
@@ -150,11 +157,12 @@ class EngineProcess:
             started = loop.time()
             await self._process.wait()
             self._ready.clear()
-            self.last_death = self._death().message
-            log.error("%s", self.last_death)
+            await self._end()
+            death = self._death()
+            self.last_death = death.message
+            log.error("%s\n%s", death.message, death.why)
             pause = 0.0 if loop.time() - started > _STEADY_S else min(max(_FIRST_PAUSE_S, pause * 2), _LONGEST_PAUSE_S)
             await asyncio.sleep(pause)
-            await self._end()
             await self._restart()
 
     async def _restart(self) -> None:
@@ -177,9 +185,8 @@ class EngineProcess:
             except TimeoutError:
                 log.warning("engine %d ignored SIGTERM for %g s", process.pid, self.launch.stop_timeout_s)
         await self._kill()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        if self._output is not None:
+            await asyncio.to_thread(self._output.close)
 
     async def _kill(self) -> None:
         """End what is left of the process group, also children that outlived their leader."""
@@ -188,21 +195,30 @@ class EngineProcess:
             await self._process.wait()
 
     def _death(self) -> EngineUnavailable:
+        """Of an ended process: one line that says why, and the end of its log."""
+        assert self._output is not None
         code = self._process.returncode if self._process else None
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
         return EngineUnavailable(
-            f"The engine process {how} and is temporarily unavailable: {self._tail()}", hint=f"see {self.launch.log_path}"
+            f"The engine process {how} and is temporarily unavailable: {self._output.cause()}",
+            why="its log ends:\n" + "\n".join(f"  {line}" for line in self._output.tail()),
+            hint=f"see {self.launch.log_path}",
         )
 
-    def _tail(self) -> str:
-        """The last line of the log that says something."""
-        try:
-            with self.launch.log_path.open("rb") as file:
-                file.seek(max(0, self.launch.log_path.stat().st_size - 8192))
-                lines = deque((line.strip() for line in file if line.strip()), maxlen=1)
-        except OSError:
-            return "no log"
-        return lines[-1].decode(errors="replace")[:400] if lines else "empty log"
+
+def end_leftovers(log_path: Path) -> list[int]:
+    """Kill engines of an earlier server that wrote to the same log, and all they started; Linux only. Their process ids."""
+    wanted = f"{_MARK}={log_path}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError, ValueError):  # it ended meanwhile, or is another user's
+            if wanted in entry.read_bytes().split(b"\0"):
+                pid = int(entry.parent.name)
+                os.kill(pid, signal.SIGKILL)
+                found.append(pid)
+    if found:
+        log.warning("ended what an earlier engine left behind: processes %s", ", ".join(map(str, found)))
+    return found
 
 
 def _signal(group: int, number: signal.Signals) -> None:

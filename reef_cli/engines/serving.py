@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reef_cli.core.errors import EngineError, EngineUnavailable, PushTimeout, ReleaseNotServable
+from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, ReleaseNotServable
 from reef_cli.core.ids import split_weight_version, weight_version
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Sampling
 from reef_cli.core.types import Release, TokenSpan
@@ -25,6 +25,8 @@ BASE = "base"
 
 Push = Callable[[Path, str], Awaitable[object]]
 """Sends an artifact's weights, merged or full, into the engine under a label; the engine is paused meanwhile."""
+Check = Callable[[Path], None]
+"""Raises for a LoRA adapter's folder that the engine would not survive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,13 @@ class LocalServing:
         context_length: int | None = None,
         model_dir: Path | None = None,
         push: Push | None = None,
+        check: Check | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         self.client = client
         self._push = push
+        self._check = check
+        self._vocabulary = vocabulary
         self._base_label = base_label
         self._push_wait_s = push_wait_s
         self._context_length = context_length
@@ -87,6 +93,7 @@ class LocalServing:
     @asynccontextmanager
     async def _admitted(self, request: GenerateRequest) -> AsyncIterator[tuple[str | None, int]]:
         """Wait at the gate; the adapter's name and the room for new tokens. The adapter stays loaded until this is left."""
+        self._check_tokens(request)
         await self._pass_gate()
         release = request.release
         if release is not None and not self.servable(release) and not self._replaced(release, request.pinned):
@@ -103,6 +110,16 @@ class LocalServing:
             if adapter is not None:
                 self._users[adapter] -= 1
                 self._released.set()
+
+    def _check_tokens(self, request: GenerateRequest) -> None:
+        """A token the model does not have would end SGLang, and every request with it."""
+        size = self._vocabulary
+        if size is None:
+            return
+        for tokens in (request.input_ids, request.sampling.logit_bias):
+            if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+                wrong = next(token for token in tokens if not 0 <= token < size)
+                raise InvalidRequest(f"Token {wrong} is none of the model's {size}")
 
     async def _pass_gate(self) -> None:
         if self._open.is_set():
@@ -173,6 +190,8 @@ class LocalServing:
             return
         if directory is None:
             raise EngineError(f"Adapter {name!r} has no files to load")
+        if self._check is not None:
+            await asyncio.to_thread(self._check, directory)
         if name not in await self.client.adapters():
             await self.client.load_lora(name, directory)
         try:
@@ -234,6 +253,12 @@ class LocalServing:
             if name not in self._adapters:  # it may have been loaded again meanwhile
                 del self._users[name]
                 await self.client.unload_lora(name)
+
+    def adopt(self, label: str) -> None:
+        """What an engine that ran before calls the weights it started with, unless that is a release of ours."""
+        if split_weight_version(label) is None:
+            self._base_label = label
+            self._full = _Full(label, self._model_dir)
 
     async def restore(self) -> None:
         """Load everything again into an engine that has just restarted. Raises the first failure, after trying all."""

@@ -3,17 +3,20 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from reef_cli.config.paths import Home, cache_at
 from reef_cli.config.schema import EngineSettings
 from reef_cli.core.errors import EngineUnavailable
 from reef_cli.engines import launch as launching
+from reef_cli.engines import sglang_args
+from reef_cli.engines.adapter_files import check_adapter, shapes
 from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.models import ModelStore
 from reef_cli.engines.process import EngineProcess, Launch
-from reef_cli.engines.serving import LocalServing, Push
+from reef_cli.engines.serving import Check, LocalServing, Push
 from reef_cli.supervisor.shadow import Shadow
 
 EMBEDDED_CONTEXT = 4096
@@ -31,6 +34,7 @@ class LocalEngine:
         self._push_wait_s = push_wait_s
         self._environ = environ
         self._push = push
+        self._installed: sglang_args.Installed | None = None
         self.process: EngineProcess | None = None
         self.model_dir: Path
         self.chat: ModelChat
@@ -38,7 +42,9 @@ class LocalEngine:
         self.serving: LocalServing
 
     async def prepare(self) -> None:
-        """Find the model and read its template; starts nothing. Raises `ModelNotFound`, `MissingDependency`."""
+        """Find the model and read its template, look at SGLang and the flags it is to get; starts nothing.
+
+        Raises `ModelNotFound`, `MissingDependency`, `ConfigError`."""
         settings = self.settings
         store = ModelStore(cache_at(self._environ))
         self.model_dir = await asyncio.to_thread(store.resolve, settings.model)
@@ -46,6 +52,8 @@ class LocalEngine:
         if settings.kind == "sglang" and settings.url:
             self.client = EngineClient(settings.url, settings.api_key, settings.api_key)
         else:
+            if settings.kind == "sglang":
+                self._installed = await asyncio.to_thread(self._inspect)
             self.process = EngineProcess(self._launch("engine"))
             self.client = self.process.client
         self.serving = LocalServing(
@@ -54,7 +62,15 @@ class LocalEngine:
             context_length=self.context_length,
             model_dir=self.model_dir,
             push=self._push,
+            check=await asyncio.to_thread(self._adapter_check),
+            vocabulary=self.chat.vocabulary,
         )
+
+    def _adapter_check(self) -> Check | None:
+        """SGLang does not survive what the embedded engine refuses."""
+        if self.settings.kind != "sglang" or self._push is not None:
+            return None
+        return partial(check_adapter, base=shapes(self.model_dir), max_rank=self.settings.max_lora_rank)
 
     @property
     def context_length(self) -> int:
@@ -104,8 +120,23 @@ class LocalEngine:
         log = self._home.logs / f"{name}.log"
         port = free_port()
         if self.settings.kind == "sglang":
-            return launching.sglang(self.settings, self.model_dir, port, log, self._home.run / f"{name}.json")
+            config = self._home.run / f"{name}.yaml"
+            return launching.sglang(
+                self.settings, self.model_dir, port, log, config, installed=self._installed, adapters=self._push is None
+            )
         return launching.embedded(self.settings, self.model_dir, port, log)
+
+    def _inspect(self) -> sglang_args.Installed:
+        """The installed SGLang, with every native flag checked against it."""
+        settings = self.settings
+        installed = sglang_args.inspect(
+            sglang_args.interpreter(settings.python),
+            cache_at(self._environ),
+            launching.sglang_env(settings),
+            options=bool(settings.sglang),
+        )
+        sglang_args.check(settings.sglang, installed)
+        return installed
 
 
 def free_port() -> int:

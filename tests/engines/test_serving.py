@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reef_cli.core.errors import EngineError, EngineUnavailable, PushTimeout
+from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, UnsupportedArtifact
 from reef_cli.core.ids import ContentId, ReleaseId
 from reef_cli.core.ports import GenerateRequest, Sampling
 from reef_cli.core.types import Operation, Release, Surface, TokenSpan
@@ -190,6 +190,42 @@ async def test_the_room_for_answers_is_the_context_left(serving: LocalServing) -
         GenerateRequest(ids_of(500), Sampling(max_new_tokens=4000, temperature=0.0, ignore_eos=True))
     )
     assert len(capped.output_ids) == 11
+
+
+async def test_tokens_the_model_does_not_have_never_reach_the_engine(live: Live) -> None:
+    async with EngineClient(live.url) as client:
+        serving = LocalServing(client, context_length=512, vocabulary=400)
+        for ids, bias in (([5, 400], {}), ([-1], {}), ([5], {400: 1.0})):
+            sampling = Sampling(max_new_tokens=1, temperature=0.0, logit_bias=bias)
+            with pytest.raises(InvalidRequest, match="none of the model's 400"):
+                await serving.generate(GenerateRequest(ids, sampling))
+        assert (await serving.generate(GenerateRequest([399], Sampling(max_new_tokens=1)))).output_ids
+
+
+async def test_an_adapter_the_engine_would_not_survive_is_refused_before_it_is_sent(live: Live, lora: Path) -> None:
+    def refuse(folder: Path) -> None:
+        raise UnsupportedArtifact(f"{folder.name} does not fit")
+
+    async with EngineClient(live.url) as client:
+        serving = LocalServing(client, check=refuse)
+        with pytest.raises(UnsupportedArtifact, match="does not fit"):
+            await serving.load(release("lora", 1), lora)
+        assert await client.adapters() == [] and not serving.servable(release("lora", 1))
+
+
+async def test_an_engine_that_ran_before_keeps_its_own_name_for_its_weights(live: Live, tiny: Path) -> None:
+    async with EngineClient(live.url) as client:
+        await client.set_version("default")
+        serving = LocalServing(client, model_dir=tiny)
+        serving.adopt("default")
+        base = release("base", 0)
+        assert serving.version_of(base) == "default" and serving.servable(base)
+        await serving.load(base, None)
+        assert (await serving.generate(ask(base))).spans[0].version == "default"
+        await client.set_version("base")
+    other = LocalServing(client)
+    other.adopt("s@r1-00000000")
+    assert other.version_of(base) == "base"
 
 
 async def test_releases_come_and_go_under_eight_streaming_clients(live: Live, lora: Path, lora2: Path) -> None:
