@@ -1,6 +1,7 @@
-"""`reef recipe`: the learning methods at hand and their settings, from the code and its docstrings."""
+"""`reef recipe`: the learning methods at hand and their settings, from the code; new ones, and the checks of the contract."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +13,14 @@ from reef_cli.config.keys import keys_of
 from reef_cli.config.recipes import resolve_recipe, scan_recipes
 from reef_cli.config.values import describe
 from reef_cli.core.errors import RecipeNotFound
+from reef_cli.harness.resources import template
+from reef_cli.learning import conformance
+from reef_cli.learning.scaffold import new_recipe
 
+_RECIPE = typer.Argument(metavar="RECIPE", help="Name or dotted path module:Class")
 _FACTS = ("surface", "cadence", "signal", "acquisition", "target")
 
-app = new_app("List recipes and show their settings")
+app = new_app("List recipes, show their settings, make and check your own")
 
 
 @app.command("list")
@@ -33,11 +38,35 @@ def list_recipes(shell: Shell) -> None:
 
 @app.command()
 @with_shell(local=True)
-def show(shell: Shell, name: Annotated[str, typer.Argument(metavar="RECIPE", help="Name or dotted path module:Class")]) -> None:
+def show(shell: Shell, name: Annotated[str, _RECIPE]) -> None:
     """Show a recipe's settings with their documentation and defaults"""
     path, recipe = _find(name)
     data = {**facts(path, recipe), "settings": settings_of(recipe)}
     shell.emit(data, lambda: _draw(recipe, data))
+
+
+@app.command("new")
+@with_shell(local=True)
+def new(shell: Shell, name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and _")]) -> None:
+    """Make a recipe of your own in ./recipes, ready to run and to change"""
+    folder = new_recipe(name, Path.cwd() / "recipes", template)
+    files = sorted(str(file.relative_to(Path.cwd())) for file in folder.rglob("*") if file.is_file())
+    shell.emit({"name": name, "files": files}, lambda: output.block("\n".join(files)))
+    shell.hint(f"reef recipe check {name}")
+
+
+@app.command("check")
+@with_shell(local=True)
+def check(shell: Shell, name: Annotated[str, _RECIPE]) -> None:
+    """Check that a recipe keeps to the contract"""
+    path, _ = _find(name)
+    found = conformance.check(path)
+    rows = [["ok" if not one.fault else "fault", one.check, one.fault] for one in found]
+    faults = sum(bool(one.fault) for one in found)
+    data = {"recipe": path, "faults": faults, "checks": [dataclasses.asdict(one) for one in found]}
+    shell.emit(data, lambda: output.table(("", "check", "what is wrong"), rows))
+    if faults:
+        raise typer.Exit(1)
 
 
 def facts(path: str, recipe: type[Any] | Exception) -> dict[str, Any]:

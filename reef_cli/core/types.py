@@ -179,6 +179,43 @@ class Sample:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Extras:
+    """Names of the shared entries of `Sample.extras`. A recipe may add its own beside them."""
+
+    GROUP = "group"
+    """Key of the comparison set that group advantages are computed in."""
+
+    ROLLOUT = "rollout"
+    """Its place in that set, as text."""
+
+    MESSAGES = "messages"
+    """The conversation the answer belongs to, as chat messages."""
+
+    ANSWER = "answer"
+    """The answer's text."""
+
+    DEMONSTRATION = "demonstration"
+    """What the answer should have been."""
+
+    WEIGHT = "weight"
+    """Share with which the sample's tokens count in the loss; absent is 1, 0 trains nothing."""
+
+    TOOLS = "tools"
+    """The tools that were offered in it."""
+
+    TEACHER_PROMPT_IDS = "teacher_prompt_ids"
+    """Token ids a teacher reads instead of the prompt, before the same answer tokens."""
+
+    TEACHER_LOGPROBS = "teacher_logprobs"
+    """An outside teacher's log-probs, one per output token."""
+
+    TEACHER_TOP_IDS = "teacher_top_ids"
+    """An outside teacher's K likeliest ids, one list per output token."""
+
+    TEACHER_TOP_LOGPROBS = "teacher_top_logprobs"
+    """Their log-probs, in the same shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
     """One file of an artifact: relative POSIX path, size in bytes, sha256 hex."""

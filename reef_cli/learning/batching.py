@@ -7,12 +7,12 @@ only its group, which could not be completed any more.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
 from reef_cli.core.ids import RecordId, release_step, split_weight_version
-from reef_cli.core.types import Inference, Release, Report, Sample, Surface
+from reef_cli.core.types import Inference, Operation, Release, Report, Sample, Surface
 from reef_cli.learning import coupling
 from reef_cli.learning.contract import Grouping, Recipe, Refusal
 from reef_cli.learning.jobs import Entry, Queued
@@ -30,6 +30,13 @@ class Stream(Protocol):
     def reports_after(self, scenario: str, sequence: int, limit: int) -> list[tuple[int, Report]]: ...
 
     def references(self, receipts: Sequence[RecordId]) -> list[Inference]: ...
+
+
+def by_id(chain: Iterable[Release]) -> dict[str, Release]:
+    """The releases that records may name. A held one that answered as a canary is known under its own id after its promotion."""
+    releases = list(chain)
+    promoted = [release for release in releases if release.operation is Operation.PROMOTE and release.source_release_id]
+    return {**{str(r.source_release_id): r for r in promoted}, **{r.release_id: r for r in releases}}
 
 
 def versions_to_steps(scenario: str, records: Sequence[Inference], known: Mapping[str, Release]) -> dict[str, int]:

@@ -30,6 +30,7 @@ from reef_cli.core.errors import ConfigError
 from reef_cli.core.ids import RecordId
 from reef_cli.core.ports import Answering, ChatTemplate
 from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
+from reef_cli.core.types import Extras as Extras
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +72,6 @@ class Signal:
 
     def __str__(self) -> str:
         return f"{self.form}, from {self.source}"
-
-
-class Extras:
-    """Names of the shared entries of `Sample.extras`. A recipe may add its own beside them."""
-
-    GROUP = "group"
-    """Key of the comparison set that group advantages are computed in."""
-
-    MESSAGES = "messages"
-    """The conversation the answer belongs to, as chat messages."""
-
-    ANSWER = "answer"
-    """The answer's text."""
-
-    WEIGHT = "weight"
-    """Share with which the sample's tokens count in the loss; absent is 1, 0 trains nothing."""
-
-    TEACHER_PROMPT_IDS = "teacher_prompt_ids"
-    """Token ids a teacher reads instead of the prompt, before the same answer tokens."""
-
-    TEACHER_LOGPROBS = "teacher_logprobs"
-    """An outside teacher's log-probs, one per output token."""
-
-    TEACHER_TOP_IDS = "teacher_top_ids"
-    """An outside teacher's K likeliest ids, one list per output token."""
-
-    TEACHER_TOP_LOGPROBS = "teacher_top_logprobs"
-    """Their log-probs, in the same shape."""
 
 
 @dataclass(frozen=True, slots=True)

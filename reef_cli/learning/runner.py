@@ -302,7 +302,7 @@ class Runner:
             ids = jobs.reserved_reports(connection, job.id)
         reports = [report for report in (self._log.get(job.scenario, id_) for id_ in ids) if isinstance(report, Report)]
         chain = self._releases.list(job.scenario)
-        known: dict[str, Release] = {release.release_id: release for release in chain}
+        known = batching.by_id(chain)
         samples, lost = batching.rebuild(self._recipe, self._log, reports, known)
         if lost or not samples:
             raise TrainerError(

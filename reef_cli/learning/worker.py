@@ -115,7 +115,7 @@ class LearningWorker:
         report = self._log.get(scenario, report_id)
         if not isinstance(report, Report):
             return {}
-        known: dict[str, Release] = {release.release_id: release for release in self._releases.list(scenario)}
+        known = batching.by_id(self._releases.list(scenario))
         fate = batching.admit(self._recipe, self._log, report, known)
         if isinstance(fate, Refusal):
             return dict.fromkeys(report.references, fate.reason)
@@ -211,7 +211,7 @@ class LearningWorker:
         """Give every new report its fate, in stream order."""
         with self._log.read() as connection:
             after = jobs.cursor(connection, scenario, self._recipe.name)
-        known: dict[str, Release] = {r.release_id: r for r in await asyncio.to_thread(self._releases.list, scenario)}
+        known = batching.by_id(await asyncio.to_thread(self._releases.list, scenario))
         while True:
             page = await asyncio.to_thread(batching.admit_new, self._recipe, self._log, scenario, after, known)
             if not page:

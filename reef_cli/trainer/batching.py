@@ -13,7 +13,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from reef_cli.core.types import Sample
+from reef_cli.core.types import Extras, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,11 @@ class Batch:
         """Publications between the weights that made a sample and the ones being trained."""
         return max(0, self.base_step - self.samples[position].step)
 
+    @property
+    def weights(self) -> list[float]:
+        """The share with which each sample counts, from its extras."""
+        return [float(sample.extras.get(Extras.WEIGHT, 1.0)) for sample in self.samples]
+
     def per_token(self, micro: MicroBatch, values: Sequence[float]) -> Tensor:
         """One value per sample of the batch, spread over the micro-batch's action tokens `[N]`."""
         mine = torch.tensor([values[position] for position in micro.rows], dtype=torch.float32, device=micro.row.device)
@@ -95,6 +100,12 @@ def build(
     micros = tuple(_micro(samples, rows or order[:1], bool(rows), device, pad_id) for rows in mine)
     tokens = sum(1 for sample in samples for _ in _actions(sample))
     return Batch(tuple(samples), micros, tokens, base_step)
+
+
+def teacher_contexts(batch: Batch) -> dict[int, Sequence[int]]:
+    """The prompts that samples bring for their teacher, by batch position; for `in_context`."""
+    found = ((i, sample.extras.get(Extras.TEACHER_PROMPT_IDS)) for i, sample in enumerate(batch.samples))
+    return {position: prompt for position, prompt in found if prompt is not None}
 
 
 def in_context(batch: Batch, micro: MicroBatch, prompts: Mapping[int, Sequence[int]], pad_id: int = 0) -> MicroBatch:

@@ -173,15 +173,13 @@ class Policy:
         """What `teacher` (None: the policy itself) says at the action tokens, without gradient: log-probs of `ids` `[N, K]`
         (default: the tokens of the answer) and hidden states. For another context give `batching.in_context(...)`.
         """
-        if teacher is None:
-            return self.forward(micro, ids)
-        with teacher.at_work(self) as adapter:
-            return self.forward(micro, ids, adapter)
+        return self.forward(micro, ids) if teacher is None else teacher.answer(self, micro, ids)
 
     @torch.no_grad()
     def top(self, micro: MicroBatch, k: int, teacher: "Teacher | None" = None) -> tuple[Tensor, Tensor]:
         """The `k` likeliest ids `[N, k]` at the action tokens and their log-probs."""
-        return distill.top_entries(self.score(micro, teacher).hidden, self.head, micro.temperature, k)
+        head = self.head if teacher is None else teacher.head(self)
+        return distill.top_entries(self.score(micro, teacher).hidden, head, micro.temperature, k)
 
     def update(
         self,

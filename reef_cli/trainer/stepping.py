@@ -11,6 +11,7 @@ reason when a guard called the update off.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from reef_cli.config.off_policy import OffPolicy
@@ -81,6 +82,30 @@ def policy_gradient_step(
         return policy_terms(off, out.logprob, micro.rollout_logprobs, by_micro[id(micro)], micro.row)
 
     return step(policy, batch, off, terms, weights=weights, divisor=divisor)
+
+
+def imitation_step(policy: Policy, batch: Batch) -> StepReport:
+    """Negative log-likelihood of the samples' answers: demonstrations, which no policy sampled. Weights are in the extras."""
+    counted = float(sum(sum(s.tokens.loss_mask) for s, weight in zip(batch.samples, batch.weights, strict=True) if weight > 0))
+    if counted == 0:
+        return StepReport(False, {**diagnostics.batch_metrics(batch), "published": False, "skipped": "nothing_to_imitate"})
+    entropy: list[Tensor] = []
+
+    def loss(micro: MicroBatch, out: TokenOutput) -> Tensor:
+        weight = batch.per_token(micro, batch.weights)
+        entropy.append((out.entropy.detach() * (weight > 0)).sum().double())
+        return -(out.logprob * weight).sum()
+
+    update = policy.update(batch.micros, counted, loss, lambda: None)
+    metrics = {
+        **diagnostics.batch_metrics(batch),
+        "policy_loss": update.loss,
+        "grad_norm": update.grad_norm,
+        "entropy": float(policy.sum(torch.stack(entropy).sum())) / counted,
+        "imitated_tokens": int(counted),
+        "published": update.applied,
+    }
+    return StepReport(update.applied, metrics)
 
 
 def by_sequence(batch: Batch, weights: Sequence[float] | None = None) -> list[float]:

@@ -1,20 +1,23 @@
 """What every shipped recipe keeps to, so that a deployment can rely on any of them; a recipe of one's own passes the same."""
 
-import dataclasses
 import importlib
 import inspect
+import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reef_cli.config.load import load
 from reef_cli.config.recipes import resolve_recipe
-from reef_cli.core.ids import RecordId, new_id
-from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface, TokenSpan, TokenTrace
-from reef_cli.learning.contract import Acquisition, ProgramSpec, RecipeSettings, Refusal, Signal, Target
+from reef_cli.core.ids import RecordId
+from reef_cli.core.types import Sample
+from reef_cli.learning import conformance
+from reef_cli.learning.contract import RecipeSettings, Refusal
+from reef_cli.learning.samples import WeightsRecipe
 
 ROOT = Path(__file__).parent.parent.parent / "recipes"
 PATHS = sorted(
@@ -26,113 +29,64 @@ PATHS = sorted(
 )
 
 
-def made(path: str) -> Any:
-    recipe = resolve_recipe(path)
-    return recipe(recipe.settings_type())
-
-
-def record(**changes: Any) -> Inference:
-    trace = TokenTrace((1, 2), (3, 4), (-0.5, -0.25), (1, 1), (TokenSpan("s@r1-00000000", 0, 2),))
-    facts: dict[str, Any] = {
-        "id": RecordId(new_id()),
-        "scenario": "s",
-        "created_at": 1.0,
-        "dialect": "chat",
-        "model": "m",
-        "request": b"{}",
-        "messages": [{"role": "user", "content": "x"}],
-        "response": {"role": "assistant", "content": "y"},
-        "tokens": trace,
-    }
-    return Inference(**{**facts, **changes})
-
-
-def report(records: list[Inference], **changes: Any) -> Report:
-    return Report(RecordId(new_id()), "s", 2.0, tuple(one.id for one in records), **changes)
-
-
-STEPS = {"s@r1-00000000": 1}
-
-
 def test_there_are_recipes() -> None:
-    assert PATHS
+    assert len(PATHS) >= 6
 
 
+@pytest.mark.parametrize("name", conformance.CHECKS)
 @pytest.mark.parametrize("path", PATHS)
-class TestRecipe:
-    def test_says_what_it_is(self, path: str) -> None:
-        recipe = resolve_recipe(path)
-        assert recipe.name.isidentifier() and recipe.title and recipe.__doc__
-        assert recipe.surface in set(Surface) and recipe.cadence in set(Cadence)
-        assert isinstance(recipe.signal, Signal) and recipe.signal.form and recipe.signal.source
-        assert isinstance(recipe.acquisition, Acquisition) and isinstance(recipe.target, Target)
+def test_it_keeps_to_the_contract(path: str, name: str) -> None:
+    assert list(conformance.CHECKS[name](path, resolve_recipe(path))) == []
 
-    def test_settings_are_documented_and_frozen(self, path: str) -> None:
-        settings = resolve_recipe(path).settings_type
-        assert issubclass(settings, RecipeSettings) and settings.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        source = inspect.getsource(sys.modules[settings.__module__])
-        for field in dataclasses.fields(settings):
-            if field.name in {inherited.name for inherited in dataclasses.fields(RecipeSettings)}:
-                continue
-            after = source.partition(f"    {field.name}: ")[2].partition("\n")[2].lstrip()
-            assert after.startswith('"""'), f"{field.name} has no docstring"
 
-    def test_the_server_half_is_light(self, path: str) -> None:
-        module = path.partition(":")[0]
-        code = (
-            f"import sys, {module}; print([n for n in ('torch', 'transformers', 'deepspeed', 'aiohttp') if n in sys.modules])"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
-        assert done.stdout.strip() == "[]"
+class Sloppy(WeightsRecipe):
+    name = "slop py"
+    settings_type = RecipeSettings
+    program_path = "recipes.sao.program:SAOProgram"
+    for_program = ("batch_size",)
+    asked = 0
 
-    def test_admission_is_pure_and_named(self, path: str) -> None:
-        recipe, one = made(path), record()
-        scored = report([one], score=1.0)
-        first, second = recipe.admit(scored, [one], STEPS), recipe.admit(scored, [one], STEPS)
-        assert first == second
-        for fate in (first, recipe.admit(report([one], feedback="hm"), [one], STEPS)):
-            assert isinstance(fate, Sample | Refusal)
-            if isinstance(fate, Refusal):
-                assert fate.reason.replace("_", "").isalnum()
+    def admit(self, report: Any, records: Any, step_of: Any) -> Any:
+        Sloppy.asked += 1
+        return Refusal(f"no: {Sloppy.asked}") if records[0].complete else replace(SAMPLE, id=report.id)
 
-    def test_a_sample_names_its_records_and_the_oldest_weights(self, path: str) -> None:
-        one = record()
-        fate = made(path).admit(report([one], score=0.5), [one], STEPS)
-        if isinstance(fate, Sample):
-            assert fate.records == (one.id,) and fate.step == 1 and fate.producing == ("s@r1-00000000",)
+    def assemble(self, samples: Any, tools: Any) -> Any:
+        return []
 
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"tokens": None},
-            {"complete": False},
-            {"tokens": TokenTrace((1,), (), (), (), ())},
-            {"tokens": TokenTrace((1,), (2,), (0.5,), (1,), (TokenSpan("s@r1-00000000", 0, 1),))},
-            {"tokens": TokenTrace((1,), (2,), (-0.5,), (1,), ())},
-            {"tokens": TokenTrace((1,), (2,), (-0.5,), (1,), (TokenSpan("other@r1-00000000", 0, 1),))},
-        ],
-        ids=["no tokens", "incomplete", "empty", "positive log-prob", "span gap", "foreign weights"],
-    )
-    def test_unsound_records_never_train_weights(self, path: str, changes: dict[str, Any]) -> None:
-        recipe = made(path)
-        if recipe.surface is Surface.WEIGHTS:
-            one = record(**changes)
-            assert isinstance(recipe.admit(report([one], score=1.0), [one], STEPS), Refusal)
 
-    def test_the_tensor_half_exists(self, path: str) -> None:
-        recipe = made(path)
-        if recipe.surface is Surface.WEIGHTS:
-            spec = recipe.program()
-            assert isinstance(spec, ProgramSpec)
-            module, _, name = spec.path.partition(":")
-            from reef_cli.trainer.program import Program
+SAMPLE = Sample(RecordId("s"), (), conformance.TRACE, 0.0, (), 0, 0.0)
 
-            assert issubclass(getattr(importlib.import_module(module), name), Program)
 
-    def test_its_examples_load_and_its_readme_stands(self, path: str) -> None:
-        folder = ROOT / path.split(".")[1]
-        assert (folder / "README.md").is_file()
-        examples = sorted(folder.glob("examples/**/*.yaml"))
-        assert examples
-        for example in examples:
-            assert load([], {}, example).recipe is resolve_recipe(path)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("says what it is", "no identifier"), ("says what it is", "signal is no Signal"),
+        ("admission is pure and names its reasons", "different things"),
+        ("admission is pure and names its reasons", "no stable name"),
+        ("unsound records never train weights", "incomplete makes a sample"),
+        ("the tensor half exists and takes its settings", "Unknown settings"),
+        ("README and examples stand", "README.md is missing"),
+    ],
+)  # fmt: skip
+def test_the_checks_can_fail(name: str, words: str) -> None:
+    assert any(words in fault for fault in conformance.CHECKS[name]("tests.contracts.test_recipes:Sloppy", Sloppy))
+
+
+def test_a_scaffolded_recipe_passes_unchanged(tmp_path: Path) -> None:
+    def reef(*words: str) -> Any:
+        command = [sys.executable, "-m", "reef_cli", "recipe", *words, "--json"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+        return done.returncode, json.loads(done.stdout) if done.stdout else None
+
+    code, made = reef("new", "first_try")
+    assert code == 0 and made["files"] == [
+        "recipes/first_try/README.md", "recipes/first_try/examples/first_try/serve.yaml", "recipes/first_try/program.py",
+        "recipes/first_try/recipe.py",
+    ]  # fmt: skip
+    code, found = reef("check", "first_try")
+    assert code == 0 and found["faults"] == 0 and len(found["checks"]) == len(conformance.CHECKS)
+    assert reef("new", "first_try")[0] != 0 and reef("new", "Not-A-Name")[0] != 0
+    (tmp_path / "recipes/first_try/README.md").unlink()
+    code, found = reef("check", "first_try")
+    assert code == 1 and [one["fault"] for one in found["checks"] if one["fault"]] == ["first_try/README.md is missing"]

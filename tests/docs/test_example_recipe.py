@@ -31,7 +31,7 @@ report = lambda score: Report("r", "s", 1.0, ("i",), score=score)
 sample = recipe.admit(report(1.0), [record], steps)
 assert isinstance(sample, Sample) and sample.step == 3 and sample.reward == 1.0 and sample.records == ("i",)
 assert recipe.admit(report(0.5), [record], steps) == Refusal("not_liked")
-assert recipe.admit(report(1.0), [record, record], steps) == Refusal("needs_one_sound_trace")
+assert recipe.admit(report(1.0), [record, record], steps) == Refusal("needs_single_receipt")
 assert "torch" not in sys.modules
 print(recipe.program().path)
 """
@@ -58,7 +58,7 @@ resume, losses = None, []
 for step in range(3):
     done = learner.train("s", step, None, resume, batch, Path(f"out{step}"))
     resume = Path(done["checkpoint"]) if done.get("checkpoint") else resume
-    losses.append(done["metrics"]["loss"])
+    losses.append(done["metrics"]["policy_loss"])
 assert done["metrics"]["policy_updated"] is True
 assert losses[2] < losses[0], losses
 assert (Path(done["directory"]) / "adapter_model.safetensors").is_file()
@@ -101,4 +101,4 @@ def test_its_program_makes_steps_that_lower_the_loss(folder: Path) -> None:
 
 def test_it_is_as_short_as_the_readme_says() -> None:
     lines = [len(text.strip().splitlines()) for text in files().values()]
-    assert len(lines) == 2 and lines[0] <= 45 and lines[1] <= 35
+    assert len(lines) == 2 and sum(lines) <= 62

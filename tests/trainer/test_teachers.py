@@ -134,8 +134,17 @@ def test_full_weights_have_no_frozen_base(toy_model: Path) -> None:
     assert whole.policy is not None
     with pytest.raises(TrainerError, match="frozen base"):
         whole.policy.score(of(sample(0)).micros[0], FrozenBase())
-    with pytest.raises(TrainerError, match="no teacher"):
-        named("oracle")
+
+
+def test_another_model_teaches_when_it_shares_the_vocabulary(policy: Policy, toy_model: Path, tmp_path: Path) -> None:
+    batch = of(sample(0), sample(1))
+    before = policy.score(batch.micros[0]).logprob
+    teacher = named(str(toy_model))
+    assert near(policy.score(batch.micros[0], teacher).logprob, before)
+    ids, values = policy.top(batch.micros[0], 4, teacher)
+    assert near(policy.score(batch.micros[0], teacher, ids).logprobs, values)
+    with pytest.raises(TrainerError, match="no model folder"):
+        policy.score(batch.micros[0], named(str(tmp_path)))
 
 
 def test_a_step_tells_what_section_nine_asks_for(policy: Policy) -> None:

@@ -78,20 +78,29 @@ def listed_divergence(student: Tensor, teacher: Tensor, alpha: float, *, tail: b
 
 
 def linear_divergence(
-    student: Tensor, teacher: Tensor, head: nn.Module, temperature: Tensor, alpha: float, elements: int = CHUNK_ELEMENTS
+    student: Tensor,
+    teacher: Tensor,
+    head: nn.Module,
+    temperature: Tensor,
+    alpha: float,
+    elements: int = CHUNK_ELEMENTS,
+    teacher_head: nn.Module | None = None,
 ) -> Tensor:
     """The whole vocabulary's divergence `[N]` from hidden states `[N, H]`; logits are recomputed in the backward pass."""
+    heads = (head, teacher_head or head)
     parts = [
-        checkpoint(_through_head, student[part], teacher[part].detach(), head, temperature[part], alpha, use_reentrant=False)
+        checkpoint(_through_heads, student[part], teacher[part].detach(), heads, temperature[part], alpha, use_reentrant=False)
         for part in _chunks(len(student), head, elements)
     ]
     return torch.cat(parts) if parts else student.float().sum(-1)
 
 
-def _through_head(student: Tensor, teacher: Tensor, head: nn.Module, temperature: Tensor, alpha: float) -> Tensor:
+def _through_heads(
+    student: Tensor, teacher: Tensor, heads: tuple[nn.Module, nn.Module], temperature: Tensor, alpha: float
+) -> Tensor:
     with torch.no_grad():
-        target = _log_softmax(teacher, head, temperature)
-    return divergence(_log_softmax(student, head, temperature), target, alpha)
+        target = _log_softmax(teacher, heads[1], temperature)
+    return divergence(_log_softmax(student, heads[0], temperature), target, alpha)
 
 
 @torch.no_grad()
