@@ -63,7 +63,7 @@ class Ingest:
         self._links: set[int] = set()
         self._known = Lately()
         self._recall = bodies.Recall()
-        self._tips: dict[tuple[int, str, bytes], int] = {}
+        self._tips: dict[tuple[int, str, int], int] = {}
         self._templates: dict[tuple[int, str], int] = {}
         self._tally: Counter[tuple[int, str]] = Counter()
         self._next = self._next_session = 0
@@ -148,7 +148,7 @@ class Ingest:
         if self._known.maybe(record.id) and self.known(record.id, record.scenario, payload.digest):
             return False
         self._known.add(record.id)
-        opening = (scenario.row, record.session or record.tags.get("session") or "", dumps(record.messages[:2]))
+        opening = _opening(scenario.row, record)
         tip = self._recall.get(self._tips.get(opening))
         chain = links(record.messages, scenario.row, tip.messages if tip else (), tip.links if tip else ())
         if not self._links.isdisjoint(chain):
@@ -218,6 +218,12 @@ class Ingest:
         )
         self.placing.remember(scenario, Session(row, session.key, session.source, session.tools))
         return row
+
+
+def _opening(scenario: int, record: Inference) -> tuple[int, str, int]:
+    """What the turns of one conversation share from the first on. A guess, so the ends of the text will do."""
+    text = dumps(record.messages[:2])
+    return scenario, record.session or record.tags.get("session") or "", hash((len(text), text[:512], text[-512:]))
 
 
 def _facts(record: Inference, payload: Payload, place: Place, chain: Sequence[int]) -> _Facts:

@@ -42,7 +42,6 @@ class Readers:
             connection = sqlite3.connect(self._uri, uri=True, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA busy_timeout = 10000")
             connection.execute("PRAGMA query_only = 1")
-            connection.execute("PRAGMA mmap_size = 268435456")
             return connection
 
     def _give(self, connection: sqlite3.Connection) -> None:

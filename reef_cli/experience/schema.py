@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlite_utils import Database
-
 from reef_cli.core.errors import StorageError
 from reef_cli.experience import jobs_schema, shadows
 
@@ -31,23 +29,19 @@ COUNTERS = ("inferences", "reports", "instructions", "incomplete", "evicted", "s
 
 def _scenarios(connection: sqlite3.Connection) -> None:
     """Live names are unique; an archived scenario keeps its row under its label. Counters spare status pages a scan."""
-    table = Database(connection)["scenarios"]
-    table.create(
-        {
-            "id": int,
-            "name": str,
-            "recipe": str,
-            "mode": str,
-            "paused": int,
-            "created_at": float,
-            "archived_at": float,
-            **dict.fromkeys(COUNTERS, int),
-        },
-        pk="id",
-        not_null={"name", "mode", "paused", "created_at"},
-        defaults=dict.fromkeys(COUNTERS, 0),
-    )
-    table.create_index(["name"], unique=True, index_name="scenarios_name")
+    counters = "".join(f", {name} INTEGER DEFAULT 0" for name in COUNTERS)
+    connection.execute(f"""
+        CREATE TABLE scenarios (
+            id INTEGER PRIMARY KEY,
+            name TEXT NOT NULL,
+            recipe TEXT,
+            mode TEXT NOT NULL,
+            paused INTEGER NOT NULL,
+            created_at REAL NOT NULL,
+            archived_at REAL
+            {counters}
+        )""")
+    connection.execute("CREATE UNIQUE INDEX scenarios_name ON scenarios (name)")
 
 
 def _sessions(connection: sqlite3.Connection) -> None:
@@ -160,8 +154,7 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 def applied(connection: sqlite3.Connection) -> list[str]:
     """Names of the migrations a database carries, in the order they were applied."""
-    database = Database(connection)
-    if not database["_migrations"].exists():
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '_migrations'").fetchone() is None:
         return []
     return [str(row[0]) for row in connection.execute("SELECT name FROM _migrations ORDER BY id")]
 
@@ -190,11 +183,11 @@ def migrate(connection: sqlite3.Connection, path: Path, table: tuple[Migration, 
 def _apply(connection: sqlite3.Connection, migration: Migration, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        ledger = Database(connection)["_migrations"]
-        if not ledger.exists():
-            ledger.create({"id": int, "name": str, "applied_at": float}, pk="id", not_null={"name", "applied_at"})
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS _migrations (id INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL)"
+        )
         migration.apply(connection)
-        ledger.insert({"name": migration.name, "applied_at": time.time()})
+        connection.execute("INSERT INTO _migrations (name, applied_at) VALUES (?, ?)", (migration.name, time.time()))
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         if connection.in_transaction:

@@ -77,7 +77,7 @@ def connect(path: Path, durability: Durability) -> sqlite3.Connection:
     connection.execute("PRAGMA busy_timeout = 10000")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA journal_size_limit = 67108864")
-    connection.execute("PRAGMA cache_size = -65536")
+    connection.execute("PRAGMA cache_size = -16384")
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 

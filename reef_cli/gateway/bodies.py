@@ -22,7 +22,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
         raise too_large(limit)
     chunks = []
     size = 0
-    async for chunk in request.content.iter_any():
+    while chunk := await request.content.readany():
         size += len(chunk)
         if size > limit:
             raise too_large(limit)
@@ -66,7 +66,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 def parse_json(raw: bytes) -> Any:
     """Any JSON value, or `InvalidRequest` that says where it stops being JSON and never repeats the text."""
-    if not raw.strip():
+    if not raw or raw.isspace():
         raise InvalidRequest("the body is empty", hint="send a JSON object")
     try:
         return orjson.loads(raw)

@@ -149,7 +149,8 @@ def named_scenario(request: web.Request) -> str | None:
 
     Raises `InvalidScenario` for a blank or malformed name or two that differ, `Forbidden` when the token is bound to another.
     """
-    by_path = split_scenario_path(request.raw_path.partition("?")[0])[0]
+    path = request.raw_path.partition("?")[0]
+    by_path = split_scenario_path(path)[0] if path.startswith(("/s/", "//")) else None
     by_header = request.headers.get(SCENARIO_HEADER)
     named = [name.strip() for name in (by_path, by_header) if name is not None]
     for name in named:

@@ -76,7 +76,9 @@ def new_request_id() -> str:
 
 def request_id_of(headers: Mapping[str, str]) -> str:
     """The caller's own `x-request-id` when it is short, plain and free of status digits, else a new one."""
-    given = headers.get("x-request-id", "")
+    given = headers.get("x-request-id")
+    if given is None:
+        return new_request_id()
     return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) and not _DIGITS.search(given) else new_request_id()
 
 

@@ -4,7 +4,6 @@ Failures that say "not like this" or "not now" before anything was generated lea
 incomplete, so that it never trains.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +64,8 @@ async def record(call: Call, outcome: Outcome, messages: Sequence[Message] | Non
     inference = _inference(call, outcome, _messages(call) if messages is None else messages)
     if call.deps.tracer.on:
         generated(call.deps.tracer, call.deps.engine_kind, call.body, inference)
-    await asyncio.shield(call.deps.log.append(inference))
+    # A caller that is cancelled here no longer waits; the writer has the record all the same.
+    await call.deps.log.append(inference)
     _count(call, inference)
     if call.deps.learning is not None:
         call.deps.learning.wake(call.context.scenario)

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_SERIES = 500
@@ -27,10 +28,12 @@ class Metric:
         self.name = name
         self.help = help
         self.labels = tuple(labels)
+        # With one label `itemgetter` gives its bare value, so it serves from two on.
+        self._pick = itemgetter(*labels) if len(labels) > 1 else lambda values: tuple([values[label] for label in labels])
         self._lock = threading.Lock()
 
     def _key(self, values: Mapping[str, str], series: Mapping[tuple[str, ...], object]) -> tuple[str, ...]:
-        key = tuple([values[label] for label in self.labels])
+        key: tuple[str, ...] = self._pick(values)
         if len(values) != len(self.labels):
             raise ValueError(f"{self.name} has the labels {self.labels}, got {sorted(values)}")
         if key not in series and len(series) >= _MAX_SERIES:
