@@ -39,6 +39,7 @@ from reef_cli.discovery.run import Plan, Run
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "recipes/tttd/examples/tttd/serve.yaml"
 GROUPS, ROLLOUTS = 4, 8
+EXPLORATION = 1.0
 ARMS = ("restarts", "random", "best_of_n", "puct", "tttd")
 BEST_KNOWN = {26: 2.635983084917608, 32: 2.939572771205}
 
@@ -95,7 +96,15 @@ class Dice:
         raise NotImplementedError
 
 
-def search(arm: Arm, folder: Path, steps: int, model: str | None, enough: Callable[[], bool], note: Callable[[], None]) -> bool:
+def search(
+    arm: Arm,
+    folder: Path,
+    steps: int,
+    exploration: float,
+    model: str | None,
+    enough: Callable[[], bool],
+    note: Callable[[], None],
+) -> bool:
     """Run the arm up to `steps` steps, or until `enough`; whether it is done."""
     problem = PackingProblem(arm.n)
     archive = Archive(folder / "archive.db")
@@ -117,7 +126,7 @@ def search(arm: Arm, folder: Path, steps: int, model: str | None, enough: Callab
             counter.open()
         plan = Plan(
             f"{arm.arm}-{arm.n}-{arm.seed}", GROUPS, ROLLOUTS, learn=arm.arm == "tttd",
-            initial_only=arm.arm in ("best_of_n", "restarts"), seed=arm.seed, concurrency=16 if server else 2,
+            initial_only=arm.arm in ("best_of_n", "restarts"), c=exploration, seed=arm.seed, concurrency=16 if server else 2,
         )  # fmt: skip
         run = Run(problem, space, counter, archive, plan)
         run.begin(adopt_head=True)
@@ -206,6 +215,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--exploration", type=float, default=EXPLORATION)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--model")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "reef" / "benchmarks" / "packing")
@@ -218,7 +228,13 @@ def main() -> None:
             break
         folder = args.work / f"{arm.arm}-{arm.n}-{arm.seed}"
         search(
-            arm, folder, args.steps, args.model, lambda: time.monotonic() > deadline, lambda: save(args.json, arms, args.steps)
+            arm,
+            folder,
+            args.steps,
+            args.exploration,
+            args.model,
+            lambda: time.monotonic() > deadline,
+            lambda: save(args.json, arms, args.steps),
         )
         save(args.json, arms, args.steps)
     for arm in arms:

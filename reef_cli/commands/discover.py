@@ -39,6 +39,7 @@ def discover(
     rollouts: Annotated[int | None, typer.Option("--rollouts", min=1, help="Tries per parent  [default: the recipe's]")] = None,
     frozen: Annotated[bool, typer.Option("--frozen", help="Report scores, but train nothing")] = False,
     initial_only: Annotated[bool, typer.Option("--initial-only", help="Never build on what was found (best of N)")] = False,
+    exploration: Annotated[float, typer.Option("--exploration", min=0.0, help="PUCT's weight of rarely tried parents")] = 1.0,
     tolerance: Annotated[float | None, typer.Option("--tolerance", min=0.0, help="Overlap the verifier lets pass")] = None,
     temperature: Annotated[float, typer.Option("--temperature", min=0.01, help="Sampling temperature")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search")] = 0,
@@ -63,7 +64,9 @@ def discover(
             from reef_cli.discovery.run import Plan
 
             grid = _grid(desk, groups, rollouts, frozen)
-            plan = Plan(_bound(name, archive), *grid, initial_only=initial_only, seed=seed, concurrency=concurrency)
+            plan = Plan(
+                _bound(name, archive), *grid, initial_only=initial_only, c=exploration, seed=seed, concurrency=concurrency
+            )
             _search(
                 shell, task, _space(shell, task, space, scenario or name, executor_url), desk, archive, plan,
                 steps, adopt_head,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -82,16 +83,23 @@ class Desk:
     def propose(self, ask: Ask, seed: int) -> Proposal:
         """One sampled answer."""
         body: dict[str, Any] = {
-            "model": "default", "max_tokens": ask.max_tokens, "temperature": self._temperature, "seed": seed % 2**31,
-        }  # fmt: skip
-        if ask.stop:
-            body["stop"] = list(ask.stop)
-        if ask.chat:
+            "model": self.model,
+            "max_tokens": ask.max_tokens,
+            "temperature": self._temperature,
+            **({"stop": list(ask.stop)} if ask.stop else {}),
+        }
+        if ask.chat:  # not every provider takes a seed
             path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": ask.prompt}]
         else:
-            path, body["prompt"] = "/v1/completions", ask.prompt
+            path, body["prompt"], body["seed"] = "/v1/completions", ask.prompt, seed % 2**31
         answer = self._call("POST", path, body, timeout_s=ANSWER_TIMEOUT_S)
         return Proposal(_text(answer.json, ask.chat), answer.headers.get(RECEIPT), answer.headers.get(RELEASE))
+
+    @cached_property
+    def model(self) -> str:
+        """The name a request gives the served model; providers do not take any other."""
+        rows = self._call("GET", "/v1/models").json.get("data") or []
+        return str(rows[0]["id"]) if rows else "default"
 
     # -- learning --------------------------------------------------------------------------------------------------------
 

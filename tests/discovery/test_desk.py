@@ -25,7 +25,7 @@ class Server:
     """Answers by path and keeps what it was sent."""
 
     def __init__(self, **answers: Any) -> None:
-        self.answers = answers
+        self.answers = {"models": {"data": [{"id": "the-model"}]}, **answers}
         self.sent: list[tuple[str, str, Any, Mapping[str, str]]] = []
 
     def request(
@@ -37,7 +37,8 @@ class Server:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        self.sent.append((method, path, body, headers or {}))
+        if method == "POST" or path == "/reef/status":
+            self.sent.append((method, path, body, headers or {}))
         found = self.answers[path.rsplit("/", 1)[-1]]
         found = found() if callable(found) else found
         return found if isinstance(found, Answer) else Answer(found)
@@ -56,12 +57,10 @@ def test_a_prompt_to_continue_goes_to_completions_and_a_message_to_chat() -> Non
     assert desk.propose(Ask("Hi", chat=True), 1).text == "hello"
     (_, path, body, sent), (_, chat_path, chat, _) = server.sent
     assert path == "/v1/completions" and sent == {"x-reef-scenario": "s"}
-    assert body == {
-        "model": "default", "prompt": "ROWS", "max_tokens": 9, "temperature": 0.7, "stop": ["\n"], "seed": (2**40 + 5) % 2**31,
-    }  # fmt: skip
-    assert (
-        chat_path == "/v1/chat/completions" and chat["messages"] == [{"role": "user", "content": "Hi"}] and "stop" not in chat
-    )
+    asked = {"model": "the-model", "prompt": "ROWS", "max_tokens": 9, "temperature": 0.7, "stop": ["\n"]}
+    assert body == {**asked, "seed": (2**40 + 5) % 2**31}
+    assert chat_path == "/v1/chat/completions" and chat["messages"] == [{"role": "user", "content": "Hi"}]
+    assert "stop" not in chat and "seed" not in chat
 
 
 def test_a_pinned_desk_asks_one_release_and_leaves_no_record() -> None:
