@@ -39,7 +39,7 @@ def test_a_provider_writes_programs_and_a_guide_advises_an_executor(provider: Up
 
     provider.text = "<guidance>a little larger</guidance>"
     advised = discover(
-        server,
+        front,
         "--space",
         "guidance-programs",
         "--run",
