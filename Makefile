@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test lint test-fast test-clients bench clean
+.PHONY: help setup model demo test lint test-fast test-sglang test-clients fuzz bench clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,8 +45,15 @@ test: model lint  ## everything that must pass
 test-fast: setup  ## the tests that need no language model
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not model and not slow'
 
-test-clients: setup  ## install the real agents from the npm registry and drive them against a stub (network)
-	@REEF_TEST_CLIENTS=1 $(BIN)/python -m pytest tests/harness/test_clients.py
+test-sglang: model  ## a real SGLang on the CPU: engines compared, pushes, a learning step, crashes (about 3 GB, once)
+	@$(BIN)/python scripts/sglang_lane.py
+
+test-clients: setup  ## install the real agents and clients from npm and PyPI and drive them against a stub (network)
+	@REEF_TEST_CLIENTS=1 $(BIN)/python -m pytest --timeout 1200 tests/harness/test_clients.py tests/e2e/test_packages.py tests/e2e/test_agents.py
+
+fuzz: setup  ## more than 10,000 odd requests to every route and dialect; writes benchmarks/results/fuzz.json
+	@REEF_FUZZ_EXAMPLES=2500 REEF_FUZZ_OUT=benchmarks/results/fuzz.json $(BIN)/python -m pytest --timeout 3600 \
+		tests/gateway/test_fuzz.py tests/gateway/test_fuzz_inference.py tests/e2e/test_fuzz.py
 
 clean:  ## remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

@@ -74,6 +74,9 @@ async def open_call(request: web.Request, dialect: Dialect) -> Call:
     deps = deps_of(request)
     raw = await read_body(request, deps.settings.body_limit_bytes)
     body = parse_object(raw)
+    if not isinstance(body.get("stream"), bool | None):
+        # Providers differ in what they take for true; nobody knows then what shape the answer has.
+        raise InvalidRequest("`stream` must be true or false.", param="stream")
     context = await open_context(request, body)
     session = context.session or await _continued(deps, context, dialect, body)
     release = await deps.publishing.resolve(context.scenario, context.pin, session)

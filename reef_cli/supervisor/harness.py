@@ -97,7 +97,8 @@ class HarnessRoutes:
     async def releases(self, request: web.Request) -> web.Response:
         """Harness releases, oldest first, held ones included."""
         scenario = _known_scenario(request)
-        return answer({"scenario": scenario, "releases": await asyncio.to_thread(self._service.releases, scenario)})
+        rows = await asyncio.to_thread(self._service.releases, scenario)
+        return answer({"scenario": scenario, "releases": rows, "versions": rows})
 
     async def page(self, request: web.Request) -> web.Response:
         """One release for people, as HTML. Opens with any token, or with the key of the links in the other answers."""

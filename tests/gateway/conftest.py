@@ -1,11 +1,13 @@
 """A gateway over the real log and the real release chain, with small fakes for what has a model or a worker behind it."""
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.gateway.fakes import House, house
+from tests.gateway.fuzzing import Tally
 
 
 @pytest.fixture
@@ -13,3 +15,12 @@ async def reef(tmp_path: Path) -> AsyncIterator[House]:
     """The default deployment."""
     async with house(tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def tally() -> Iterator[Tally]:
+    """Counts what the fuzz tests send; written to `REEF_FUZZ_OUT` where that is set."""
+    counts = Tally()
+    yield counts
+    if out := os.environ.get("REEF_FUZZ_OUT"):
+        counts.write(Path(out))

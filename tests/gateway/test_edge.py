@@ -84,6 +84,16 @@ async def test_scoped_tokens(reef: House) -> None:
         assert (await answer.json())["error"]["code"] == "forbidden"
 
 
+async def test_stream_is_true_or_false(reef: House) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
+        for value in (1, 0, "true", "", [], {}, 1.5):
+            status, body = await reef.send("POST", path, CHAT | {"stream": value})
+            assert status == 400 and "`stream` must be true or false" in body["error"]["message"], (path, value)
+    assert reef.backend.calls == 0
+    for value in (True, False, None):
+        assert (await reef.send("POST", "/v1/chat/completions", CHAT | {"stream": value}))[0] == 200
+
+
 async def test_what_an_episode_makes_is_a_trial_whatever_it_says(reef: House) -> None:
     token = reef.tokens.issue([Scope.INFER], scenario="s1", episode="e7")
     for headers in ({}, {"x-reef-tag-trial": "no", "x-reef-tag-session": "mine", "x-reef-tag-colour": "red"}):

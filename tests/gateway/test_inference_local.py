@@ -316,8 +316,10 @@ async def test_sampling_reaches_the_engine_and_truncated_sampling_never_trains(t
         record = stored(made, headers["x-reef-agent-record-id"])
         assert record.usage["trainable"] is False and record.usage["untrainable"] == "truncated_sampling"
         assert record.tokens is not None and record.tokens.temperature == 0.5
-        _, headers, _ = await post(made, PATHS["chat"], ask("chat", temperature=0))
-        assert stored(made, headers["x-reef-agent-record-id"]).usage["untrainable"] == "greedy"
+        for coldest in (0, 7e-118):
+            _, headers, _ = await post(made, PATHS["chat"], ask("chat", temperature=coldest))
+            assert stored(made, headers["x-reef-agent-record-id"]).usage["untrainable"] == "greedy"
+            assert engine.asked[-1].sampling.temperature == 0, "what cannot be divided by is greedy"
 
 
 @pytest.mark.parametrize(("dialect", "said"), [("chat", "length"), ("messages", "max_tokens"), ("responses", "incomplete")])

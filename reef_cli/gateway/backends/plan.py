@@ -19,6 +19,8 @@ from reef_cli.gateway.errors import overflow
 _ENGINE = "the local engine"
 _TAIL_TOKENS = 8
 _MOST_CHOICES = 16
+_GREEDY_BELOW = 1e-6
+"""Temperatures nearer to 0 mean greedy, as SGLang has it; dividing by them overflows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def sampling_of(options: Options, max_new_tokens: int) -> Sampling:
         "repetition_penalty": options.repetition_penalty,
     }
     given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    if given.get("temperature", 1.0) < _GREEDY_BELOW:
+        given["temperature"] = 0.0
     return Sampling(
         max_new_tokens=max_new_tokens,
         stop=options.stop,

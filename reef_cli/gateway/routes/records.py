@@ -84,7 +84,7 @@ async def import_record(request: web.Request) -> web.Response:
     record = _record(document, scenario, deps.clock.now())
     stored = await _store(request, deps, scenario, [record])
     return answer(
-        {"agent_record_id": record.id, "scenario": scenario, "request_type": _kind(document), "stored": bool(stored)},
+        {**_receipt(document, record), "stored": bool(stored)},
         headers={RECEIPT_HEADER: record.id},
     )
 
@@ -108,6 +108,7 @@ async def import_batch(request: web.Request) -> web.Response:
         {
             "scenario": scenario,
             "agent_record_ids": [record.id for record in records],
+            "records": [_receipt(document, record) for document, record in zip(documents, records, strict=True)],
             "stored": stored,
             "received": len(records),
         }
@@ -132,6 +133,11 @@ def _record(document: Any, scenario: str, now: float) -> Record:
         raise InvalidRequest("a record names its id or its kind twice")
     fields.setdefault("created_at", now)
     return from_document(fields, scenario)
+
+
+def _receipt(document: Mapping[str, Any], record: Record) -> dict[str, str]:
+    """What acknowledges one imported record."""
+    return {"agent_record_id": record.id, "request_type": _kind(document), "scenario": record.scenario}
 
 
 def _kind(document: Mapping[str, Any]) -> str:
