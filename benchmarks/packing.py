@@ -89,6 +89,9 @@ class Dice:
     def standing(self) -> Standing:
         raise NotImplementedError
 
+    def same_weights(self, left: str | None, right: str | None) -> bool:
+        raise NotImplementedError
+
     def report(self, rollout: Rollout, run: str, *, learn: bool) -> str | None:
         raise NotImplementedError
 

@@ -122,6 +122,14 @@ class Desk:
         waiting = sum(int(counts.get(name, 0)) for name in ("queued", "reserved"))
         return Standing(row["head"], done, waiting, row.get("job") is not None, str(row.get("phase") or ""))
 
+    def same_weights(self, left: str | None, right: str | None) -> bool:
+        """Whether two releases hold the same content: a full gate promotes what is served under a new release."""
+        if left == right or left is None or right is None:
+            return left == right
+        rows = self._call("GET", f"/reef/scenarios/{quote(self._scenario, safe='')}/releases").json["releases"]
+        content = {row["release_id"]: row["content_id"] for row in rows}
+        return left in content and content[left] == content.get(right)
+
     def report(self, rollout: Rollout, run: str, *, learn: bool) -> str | None:
         """Send a try's score; the reason why it will not train, or None when it will. Sending it again is harmless."""
         place = {"run": run, "step": rollout.step, "group": rollout.group, "rollout": rollout.rollout}

@@ -29,6 +29,8 @@ class Counter(Protocol):
 
     def standing(self) -> Standing: ...
 
+    def same_weights(self, left: str | None, right: str | None) -> bool: ...
+
     def report(self, rollout: Rollout, run: str, *, learn: bool) -> str | None: ...
 
     def await_trained(
@@ -109,7 +111,7 @@ class Run:
             return  # the grid is complete: its training may or may not have moved the head
         else:
             expected = latest.head
-        if head == expected:
+        if self._counter.same_weights(head, expected):
             return
         if not adopt:
             raise HeadMoved(
@@ -217,7 +219,7 @@ class Run:
         after = self._counter.await_trained(
             before, self.plan.tries, self.plan.train_timeout_s, lambda now: self._tell(step, "train", 0, now.phase)
         )
-        return after.head, {"trained": after.head != step.head}
+        return after.head, {"trained": not self._counter.same_weights(after.head, step.head)}
 
     def _tries(self, step: Step) -> list[Rollout]:
         return self._archive.rollouts(step.step)

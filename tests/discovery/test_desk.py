@@ -100,6 +100,13 @@ def test_the_standing_adds_up_what_met_its_fate_and_what_waits() -> None:
         made(Server(status={"scenarios": []})).standing()
 
 
+def test_releases_are_compared_by_content() -> None:
+    rows = [{"release_id": f"r{i}", "content_id": content} for i, content in enumerate(("a", "b", "b"))]
+    desk = made(Server(releases={"releases": rows}))
+    assert desk.same_weights("r1", "r2") and desk.same_weights("r1", "r1") and desk.same_weights(None, None)
+    assert not desk.same_weights("r0", "r1") and not desk.same_weights("r9", "r8") and not desk.same_weights("r0", None)
+
+
 def sequence(*answers: Any) -> Callable[[], Any]:
     left = list(answers)
     return lambda: left.pop(0) if len(left) > 1 else left[0]

@@ -75,6 +75,7 @@ class Memory:
         self.refuse: str | None = None
         self.releases = 0
         self.waited = 0
+        self.twins: set[str | None] = set()
 
     def propose(self, ask: Ask, seed: int) -> Proposal:
         text = self._answer(ask, seed)
@@ -84,6 +85,9 @@ class Memory:
 
     def standing(self) -> Standing:
         return Standing(f"r{self.releases}", self.releases * self._grid, len(self.reports) % self._grid, False)
+
+    def same_weights(self, left: str | None, right: str | None) -> bool:
+        return left == right or {left, right} == self.twins
 
     def report(self, rollout: Rollout, run: str, *, learn: bool) -> str | None:
         self.reports[(rollout.step, rollout.group, rollout.rollout)] = (rollout.score, learn)
