@@ -1,12 +1,11 @@
 """A harness that evolves, through a real server, real agents in sandboxes and a stub model that heeds what it is told."""
 
 import json
-import os
-import re
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from aiohttp import web
 from reef_cli.harness import sandbox
 from tests.doubles.background import background_upstream
 from tests.doubles.upstream import Chat, Upstream
-from tests.e2e.server import Server, serving, stopped, until
+from tests.e2e.server import LIMIT_S, Server, serving, stopped, until
 
 pytestmark = pytest.mark.skipif(sandbox.problem() is not None, reason=str(sandbox.problem()))
 
@@ -109,12 +108,6 @@ def entries(server: Server, scenario: str) -> list[dict[str, Any]]:
     return list(reply.json()["entries"])
 
 
-def left(server: Server) -> list[str]:
-    roots = server.home / "episodes" / "roots"
-    found = [path.name for path in roots.iterdir()] if roots.is_dir() else []
-    return [name for name in found if (roots / name).exists()]
-
-
 def test_a_rule_that_helps_is_released_and_one_that_harms_is_undone(server: Server, provider: Upstream) -> None:
     complain(server, "s1", LIST)
     job = ended(server, "s1")
@@ -133,7 +126,7 @@ def test_a_rule_that_helps_is_released_and_one_that_harms_is_undone(server: Serv
     job = ended(server, "s1", 2)
     assert (job["state"], job["outcome"]) == ("settled", "reject") and "shown worse" in job["reason"], job
     assert entries(server, "s1") == [entry] and server.releases("s1")[0]["release_id"] == head["release_id"]
-    assert left(server) == [] and not list(Path(tempfile.gettempdir()).glob("reef-ep-*"))
+    assert roots(server) == []
 
 
 def test_episodes_are_kept_and_linked_to_their_records(server: Server) -> None:
@@ -218,39 +211,65 @@ def test_no_key_or_token_is_in_anything_an_episode_or_a_release_leaves(server: S
     assert not any(secret in blobs for secret in wanted)
 
 
-def test_kill_nine_during_an_episode_is_finished_after_a_restart(provider: Upstream, tmp_path: Path) -> None:
+def roots(server: Server) -> list[str]:
+    folder = server.home / "episodes" / "roots"
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def gone(server: Server, names: list[str]) -> None:
+    """Nothing is left of episodes: no root, no process, no socket folder."""
+    assert roots(server) == [] and not any(sandbox.marked(name) for name in names)
+    assert not [path for path in Path(tempfile.gettempdir()).glob("reef-ep-*") if path.exists()]
+
+
+def no_secret_inside(server: Server, names: list[str]) -> None:
+    """Neither the provider's key nor the server's token is in the roots or the processes of episodes under way."""
+    secrets = (KEY.encode(), server.token.encode())
+    for pid in {pid for name in names for pid in sandbox.marked(name)}:
+        for part in ("environ", "cmdline"):
+            with suppress(OSError):
+                assert not any(secret in Path(f"/proc/{pid}/{part}").read_bytes() for secret in secrets)
+    for name in names:
+        for path in (server.home / "episodes" / "roots" / name).rglob("*"):
+            with suppress(OSError):
+                assert not path.is_file() or not any(secret in path.read_bytes() for secret in secrets)
+
+
+def test_kill_nine_at_any_moment_is_undone_or_finished_once(provider: Upstream, tmp_path: Path) -> None:
     server = Server(tmp_path / "h", {"engine.model": "stub-model", **settings(provider, tmp_path)})
     with stopped(server):
         server.start().ready()
-        complain(server, "s", LIST)
-        roots = server.home / "episodes" / "roots"
-        until(
-            lambda: roots.is_dir() and len(list(roots.iterdir())) >= 2 and jobs(server, "s")[0]["state"] == "evaluating", "it"
-        )
-        names = [path.name for path in roots.iterdir()]
-        secrets = (KEY.encode(), server.token.encode())
-        for pid in {pid for name in names for pid in sandbox.marked(name)}:
-            for part in ("environ", "cmdline"):
-                data = Path(f"/proc/{pid}/{part}").read_bytes() if Path(f"/proc/{pid}").exists() else b""
-                assert not any(secret in data for secret in secrets)
+        complain(server, "mount", LIST)
+        with server.ledger.held("training", LIMIT_S):
+            server.kill()
+        names = roots(server)
+        server.start().ready()
+        assert ended(server, "mount", 2)["outcome"] == "select"
+        assert [job["state"] for job in jobs(server, "mount")] == ["settled", "failed"]
+        assert len(server.releases("mount")) == 2
+        gone(server, names)
+
+        complain(server, "episode", LIST)
+        until(lambda: len(roots(server)) >= 2 and jobs(server, "episode")[0]["state"] == "evaluating", "episodes")
+        names = roots(server)
+        no_secret_inside(server, names)
         server.kill()
         server.start().ready()
-        job = ended(server, "s")
-        assert (job["state"], job["outcome"]) == ("settled", "select") and len(jobs(server, "s")) == 1
-        assert [release["surface"] for release in server.releases("s")] == ["harness", "weights"]
-        assert left(server) == [] and not any(sandbox.marked(name) for name in names)
-        assert not [path for path in Path(tempfile.gettempdir()).glob("reef-ep-*") if path.exists()]
+        assert ended(server, "episode")["outcome"] == "select" and len(server.releases("episode")) == 2
+        gone(server, names)
 
-
-def test_processes_of_episodes_end_with_the_server(provider: Upstream, tmp_path: Path) -> None:
-    server = Server(tmp_path / "h", {"engine.model": "stub-model", **settings(provider, tmp_path)})
-    with stopped(server):
+        complain(server, "publish", LIST)
+        with server.ledger.held("publishing", LIMIT_S):
+            server.kill()
         server.start().ready()
-        complain(server, "s", LIST)
-        roots = server.home / "episodes" / "roots"
-        until(lambda: roots.is_dir() and list(roots.iterdir()), "an episode")
-        names = [path.name for path in roots.iterdir()]
-        os.kill(server.pid, signal.SIGTERM)
+        job = ended(server, "publish")
+        assert (job["state"], job["outcome"]) == ("settled", "select") and len(jobs(server, "publish")) == 1
+        assert [release["job_id"] for release in server.releases("publish")] == [job["job_id"], None]
+        gone(server, [])
+
+        complain(server, "stop", LIST)
+        until(lambda: roots(server), "an episode")
+        names = roots(server)
+        server.signal(signal.SIGTERM)
         assert server.ended() == 0
-        assert list(roots.iterdir()) == [] and not any(sandbox.marked(name) for name in names)
-        assert re.search(r"evaluating|training|reserved", str(server.ledger.rows("SELECT state FROM jobs")))
+        gone(server, names)
