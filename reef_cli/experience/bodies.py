@@ -151,8 +151,11 @@ class Plan(NamedTuple):
 
 
 def _akin(payload: Payload, texts: Texts) -> bool:
-    pairs = ((payload.body, texts.body), (payload.talk, texts.talk), (payload.ids, texts.ids))
-    return any(mine and (mine[:_SHARED] == base[:_SHARED] or mine[-_SHARED:] == base[-_SHARED:]) for mine, base in pairs)
+    return _alike(payload.body, texts.body) or _alike(payload.talk, texts.talk) or _alike(payload.ids, texts.ids)
+
+
+def _alike(mine: bytes, base: bytes) -> bool:
+    return bool(mine) and (mine[:_SHARED] == base[:_SHARED] or mine[-_SHARED:] == base[-_SHARED:])
 
 
 def _against(payload: Payload, base: int, texts: Texts) -> Plan:
@@ -162,19 +165,23 @@ def _against(payload: Payload, base: int, texts: Texts) -> Plan:
 
 def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:
     """The cheapest way to store a payload; the first candidate that shares half of it is taken without looking on."""
-    body, talk, ids = payload.body, payload.talk, payload.ids
-    alone = (Delta(0, 0, body, len(body)), Delta(0, 0, talk, len(talk)), Delta(0, 0, ids, len(ids)))
-    whole = Plan(None, 0, alone, len(body) + len(talk) + len(ids))
-    best, least = whole, whole.cost - MIN_SAVING
+    cost = len(payload.body) + len(payload.talk) + len(payload.ids)
+    best: Plan | None = None
+    least = cost - MIN_SAVING
     for seq, texts in candidates:
         if texts.hops >= MAX_HOPS or not _akin(payload, texts):
             continue
         found = _against(payload, seq, texts)
         if found.cost <= least:
             best, least = found, found.cost
-            if found.cost * 2 < whole.cost:
+            if found.cost * 2 < cost:
                 break
-    return best
+    return best or _alone(payload, cost)
+
+
+def _alone(payload: Payload, cost: int) -> Plan:
+    body, talk, ids = payload.body, payload.talk, payload.ids
+    return Plan(None, 0, (Delta(0, 0, body, len(body)), Delta(0, 0, talk, len(talk)), Delta(0, 0, ids, len(ids))), cost)
 
 
 def row_of(seq: int, payload: Payload, stored: Plan) -> tuple[list[object], int]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from struct import pack
 from typing import Any, get_args
 
 import orjson
@@ -35,7 +36,7 @@ def digest(*parts: bytes) -> bytes:
 
     Processors have instructions for SHA-256, and a prompt of 100 KB is hashed with every turn.
     """
-    borders = b"".join([len(part).to_bytes(8, "little") for part in parts])
+    borders = pack(f"<{len(parts)}Q", *map(len, parts))
     return b"\x02" + sha256(b"".join((borders, *parts))).digest()[:20]
 
 

@@ -58,6 +58,8 @@ def encode(text: bytes, base: bytes) -> Delta:
     """`text` as a delta against `base`; with an empty base the delta is the whole text."""
     if not base or not text:
         return Delta(0, 0, text, len(text))
+    if text == base:
+        return Delta(len(text), 0, b"", len(text))
     head = common_prefix(text, base)
     tail = common_suffix(text, base, min(len(text), len(base)) - head)
     return Delta(head, tail, text[head : len(text) - tail], len(text))

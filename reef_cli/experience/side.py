@@ -87,7 +87,10 @@ def summary_of(messages: Sequence[Mapping[str, Any]]) -> str:
 def one_line(text: str, width: int = 160) -> str:
     """Text safe for a terminal: printable characters on one line."""
     line = text[: 4 * width].strip()
-    if "  " in line or not line.isprintable():  # every blank but the plain one is unprintable
+    head = line[: width + 1]
+    if "  " not in head and head.isprintable():  # every blank but the plain one is unprintable
+        line = head
+    else:
         line = " ".join(line.split())
         line = "".join(character for character in line if character.isprintable())
     return line if len(line) <= width else line[: width - 1] + "…"
