@@ -466,7 +466,7 @@ async def test_every_code_over_the_wire(tmp_path: Path, path: str) -> None:
 
     async with house(tmp_path, evaluate=evaluate) as reef:
         await reef.chat()
-        body = {"candidate": "somewhere"} if path.startswith("/reef") else CHAT
+        body = {"release_id": reef.publishing.served("s1").release_id} if path.startswith("/reef") else CHAT
         for cls in CLOSED:
             reef.backend.error = cls("it did not work", hint="look closer", head="r1-00000000")
             async with reef.client.post(path, json=body, headers={**AUTH, "x-reef-scenario": "s1"}) as answer:
