@@ -29,6 +29,8 @@ class Chains(Protocol):
 
     def rollback(self, scenario: str, release_id: str | None, expected_head: str | None) -> Row: ...
 
+    def dismiss(self, scenario: str, release_id: str) -> Row: ...
+
 
 def chains_of(shell: Shell) -> Chains:
     """The server's view when `--url` is given or a server of this home lives, else the repository's."""
@@ -58,6 +60,9 @@ class OnlineChains:
 
     def rollback(self, scenario: str, release_id: str | None, expected_head: str | None) -> Row:
         return self._move(scenario, "rollback", release_id, expected_head)
+
+    def dismiss(self, scenario: str, release_id: str) -> Row:
+        return dict(self._client.post(scenario_path(scenario, "dismiss"), {"release_id": release_id}))
 
     def _move(self, scenario: str, verb: str, release_id: str | None, expected_head: str | None) -> Row:
         body = {name: value for name, value in (("release_id", release_id), ("expected_head", expected_head)) if value}
@@ -90,6 +95,10 @@ class OfflineChains:
     def rollback(self, scenario: str, release_id: str | None, expected_head: str | None) -> Row:
         self._head(scenario)
         return self._moved(self._service.rollback(scenario, _id(release_id), _id(expected_head)))
+
+    def dismiss(self, scenario: str, release_id: str) -> Row:
+        head = self._head(scenario)
+        return release_row(self._service.dismiss(scenario, ReleaseId(release_id)), head.release_id)
 
     def _moved(self, release: Release) -> Row:
         return release_row(release, release.release_id)

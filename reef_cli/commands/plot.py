@@ -31,10 +31,11 @@ class Point:
 def points_of(answer: Mapping[str, Any]) -> list[Point]:
     """The releases of an evaluation's answer, with what their difference to the first one shows."""
     notes = {row["release"]: f"{row['mean']:+.3f} {row['result']}" for row in answer.get("differences", ())}
-    return [
-        Point(str(row["release"]), row["mean"], *row["interval"], notes.get(row["release"], ""))
-        for row in answer.get("releases", ())
-    ]
+    points = []
+    for row in answer.get("releases", ()):
+        low, high = row["interval"]
+        points.append(Point(str(row["release"]), row["mean"], low, high, notes.get(row["release"], "")))
+    return points
 
 
 def bar(point: Point, width: int = WIDTH) -> str:

@@ -22,6 +22,7 @@ from reef_cli.commands.chain import (
     rollback_target,
     service_of,
 )
+from reef_cli.commands.evidence import draw_diff, draw_evidence
 from reef_cli.commands.shell import DryRun, Scenario, Shell, Yes, confirm, new_app, with_shell
 from reef_cli.core.errors import ConflictError, NotRestorable, ReefError
 
@@ -81,7 +82,7 @@ def diff(
     left = find(rows, scenario, a)
     right = find(rows, scenario, b) if b else current(rows, scenario)
     answer = chains.diff(scenario, str(left["release_id"]), str(right["release_id"]))
-    shell.emit(answer, lambda: _draw_any(answer))
+    shell.emit(answer, lambda: draw_diff(answer))
 
 
 @app.command()
@@ -90,15 +91,10 @@ def review(
     shell: Shell,
     scenario: Annotated[str | None, typer.Option("--scenario", "-s", help="Scenario  [default: all]")] = None,
 ) -> None:
-    """Show what waits for a person, with its evidence"""
-    chains = chains_of(shell)
-    names = [scenario] if scenario else chains.scenarios()
-    held = [{**row, "scenario": name} for name in names for row in chains.releases(name) if row.get("pending")]
-    shell.emit({"pending": held}, lambda: _each(_draw, held))
-    if held:
-        shell.hint(f"reef release promote {held[0]['release_id']} -s {held[0]['scenario']}")
-    else:
-        shell.say("nothing waits")
+    """Go through what waits for a person: evidence, diff, answers side by side; promote, dismiss or leave each"""
+    from reef_cli.commands.review import run
+
+    run(shell, chains_of(shell), scenario)
 
 
 @app.command()
@@ -248,9 +244,8 @@ def _tell(row: Row) -> None:
 
 def _draw(row: Row) -> None:
     output.pairs((name, value) for name, value in row.items() if name != "evidence" and value not in ("", None))
-    evidence = row.get("evidence")
-    for name, value in evidence.items() if isinstance(evidence, dict) else []:
-        output.pairs([(f"evidence.{name}", value)])
+    print()
+    draw_evidence(row.get("evidence"))
     print()
 
 

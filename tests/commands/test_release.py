@@ -59,6 +59,19 @@ def test_ambiguous_and_unknown_releases(reef: Reef) -> None:
     assert "reef release list" in done.err
 
 
+SIDE = {"score": 1.0, "reason": "has 'yes'"}
+VERDICT = {
+    "reason": "shown better at error rate 0.05: 9 wins, 1 losses, 30 ties on 40 items",
+    "suite": {"name": "made.jsonl", "split": "heldout", "items": 60},
+    "pairs": 40, "wins": 9, "losses": 1, "ties": 30, "missing": 2,
+    "candidate_mean": 0.7, "current_mean": 0.5, "difference": 0.2, "interval": {"low": 0.05, "high": 0.35},
+    "guards": {"flags": ["length 10 -> 40 tokens"]},
+    "cost": {"calls": 82, "prompt_tokens": 800, "output_tokens": 400, "money": 0.1},
+    "samples": [{"id": "q7", "question": "Really?", "candidate": {**SIDE, "text": "yes, \x1b[2Jof course"},
+                 "current": {**SIDE, "score": 0.0, "text": "no\nnever"}}],
+}  # fmt: skip
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home whose chain has r0, r1 at the head, and two held candidates; no server runs."""
@@ -72,9 +85,11 @@ def home(tmp_path: Path) -> Path:
     for number, hold in ((1, False), (2, True), (3, True)):
         files = tmp_path / f"files{number}"
         files.mkdir()
-        (files / "prompt.md").write_text(f"prompt {number}")
+        (files / "prompt.md").write_text(f"be brief\nprompt {number}\n")
+        (files / "data.bin").write_bytes(bytes([0, number]) * 200_000)
         artifact = service.store(files, "harness")
-        draft = Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "test", {"reason": f"try {number}"})
+        evidence = VERDICT if hold else {"reason": f"try {number}"}
+        draft = Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "test", evidence)
         if hold:
             service.hold("default", draft, head.release_id)
         else:
@@ -99,7 +114,7 @@ def test_offline_the_chain_is_read_from_the_repository(shell: Reef, home: Path) 
     assert shell("release", "verify").out == "default: sound\n"
     assert shell("release", "verify", "--json").json["ok"] is True
     files = shell("release", "diff", rows[0]["release_id"], "--json").json["files"]
-    assert [file["path"] for file in files] == ["prompt.md"]
+    assert [file["path"] for file in files] == ["data.bin", "prompt.md"]
     assert shell("release", "list", "-s", "nobody").code == 3
 
 
@@ -156,3 +171,74 @@ def test_on_a_terminal_promote_asks_and_no_means_no(reef: Reef, server: FakeReef
         assert "from r2-cccccccc to the content of r3-dddddddd?" in done.stdout
         assert done.returncode == code, done.stdout
         assert len(server.asked("POST", "/reef/scenarios/default/promote")) == posts
+
+
+def test_a_diff_reads_like_a_diff(shell: Reef, home: Path) -> None:
+    rows = shell("release", "list", "--json").json["releases"]
+    lines = shell("release", "diff", rows[2]["release_id"], rows[0]["release_id"]).out.splitlines()
+    assert lines[0] == "2 files differ"
+    assert lines[1].startswith("changed data.bin (390.6 KiB -> 390.6 KiB, sha256 ") and " -> " in lines[1][40:]
+    assert lines[3:] == ["--- a/prompt.md", "+++ b/prompt.md", "@@ -1,2 +1,2 @@", " be brief", "-prompt 1", "+prompt 3"]
+    assert shell("release", "diff", rows[0]["release_id"], rows[0]["release_id"]).out == "the contents are the same\n"
+
+
+def test_a_review_shows_all_there_is_to_decide_by(shell: Reef, home: Path) -> None:
+    done = shell("release", "review")
+    assert done.code == 0 and "\x1b" not in done.out
+    for line in (
+        "verdict\tshown better at error rate 0.05: 9 wins, 1 losses, 30 ties on 40 items",
+        "suite\tmade.jsonl, heldout, 40 of 60 items",
+        "score\t0.700 against 0.500",
+        "difference\t0.200 [0.050, 0.350]",
+        "missing\t2",
+        "warning\tlength 10 -> 40 tokens",
+        "cost\t82 calls, 1200 tokens, 0.100 money",
+        "q7: Really?",
+        "  current, score 0.000:",
+        "    yes, of course",
+        "-prompt 1",
+        "+prompt 2",
+    ):
+        assert line in done.out.splitlines(), line
+    rows = shell("release", "list", "--json").json["releases"]
+    assert f"reef release promote {rows[1]['release_id']}" in done.err, "the oldest first"
+    found = shell("release", "review", "--json").json["pending"]
+    assert [row["release_id"] for row in found] == [rows[1]["release_id"], rows[0]["release_id"]]
+    assert found[0]["head"] == rows[2]["release_id"] and len(found[0]["changes"]["files"]) == 2
+
+
+def on_a_terminal(shell: Reef, answers: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """`script` gives the command a terminal."""
+    import shutil
+
+    if shutil.which("script") is None:
+        pytest.skip("no script(1) here")
+    command = " ".join([sys.executable, "-m", "reef_cli", *words])
+    environment = {**shell.env, "TERM": "xterm", "COLUMNS": "100"}
+    return subprocess.run(
+        ["script", "-qec", command, "/dev/null"], input=answers, cwd=shell.cwd, env=environment, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_review_on_a_terminal_asks_and_does_it(shell: Reef, home: Path) -> None:
+    rows = shell("release", "list", "--json").json["releases"]
+    newer, older, head = rows[0], rows[1], rows[2]
+    assert on_a_terminal(shell, "q\n", "release", "review").returncode == 0
+    assert shell("release", "list", "--json").json["releases"] == rows
+    done = on_a_terminal(shell, "x\np\nd\n", "release", "review")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("[p]romote, [d]ismiss, [s]kip, [q]uit") == 3, "an answer that is none is asked again"
+    assert "no " in done.stdout and "| yes, of course" in done.stdout, "answers stand side by side"
+    after = shell("release", "list", "--json").json["releases"]
+    assert after[0]["source_release_id"] == older["release_id"] and after[0]["parent_release_id"] == head["release_id"]
+    assert newer["release_id"] not in [row["release_id"] for row in after] and not any(row["pending"] for row in after)
+    shown = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("would follow")]
+    assert shown == [head["release_id"], after[0]["release_id"]], "the second is compared with the head the first one made"
+
+
+def test_texts_beside_each_other() -> None:
+    from reef_cli.commands.evidence import beside
+
+    lines = beside(["left", "right"], ["one two three", "a\n\nb"], 8)
+    assert lines == ["left     | right", "----     | -----", "one two  | a", "three    |", "         | b"]

@@ -262,6 +262,21 @@ async def test_unknown_releases(reef: House) -> None:
         assert (status, body["error"]["code"]) in ((404, "release_not_found"), (404, "route_not_found")), path
 
 
+async def test_dismissing_a_held_release(reef: House) -> None:
+    await reef.chat()
+    head = reef.publishing.served("s1")
+    held = await reef.publishing.hold("s1", reef.draft("held"), ReleaseId(head.release_id))
+    path = "/reef/scenarios/s1/dismiss"
+    assert (await reef.send("POST", path, {}))[0] == 400
+    assert (await reef.send("POST", path, {"release_id": "r9-00000000"}))[0] == 404
+    status, body = await reef.send("POST", path, {"release_id": held.release_id})
+    assert (status, body["release_id"], body["current"]) == (200, held.release_id, False)
+    status, body = await reef.send("GET", "/reef/scenarios/s1/releases")
+    assert [row["release_id"] for row in body["releases"]] == [head.release_id]
+    status, body = await reef.send("POST", path, {"release_id": head.release_id})
+    assert (status, body["error"]["code"]) == (409, "not_pending")
+
+
 async def test_evaluating(tmp_path: Path) -> None:
     async def evaluate(scenario: str, body: Any) -> Any:
         return {"scenario": scenario, "asked": dict(body), "score": float("nan")}

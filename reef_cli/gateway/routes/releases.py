@@ -66,6 +66,16 @@ async def rollback(request: web.Request) -> web.Response:
     return _moved(await deps.publishing.rollback(scenario, release_id, expected, author_of(request)))
 
 
+async def dismiss(request: web.Request) -> web.Response:
+    """Take a held candidate off the list without serving it; its commit is kept aside."""
+    deps = deps_of(request)
+    scenario = path_scenario(request).name
+    release_id = release_field(await _body(request, ("release_id",)), "release_id", required=True)
+    assert release_id is not None
+    dismissed = await asyncio.to_thread(deps.releases.dismiss, scenario, release_id)
+    return answer(release_view(dismissed, await asyncio.to_thread(deps.releases.head, scenario)))
+
+
 async def evaluate(request: web.Request) -> web.Response:
     """Evaluate releases on a suite, or the chain since one of them; the answer is the evaluation's own."""
     deps = deps_of(request)
@@ -120,5 +130,6 @@ ROUTES: tuple[Route, ...] = (
     ("GET", f"{_BASE}/releases/{{before}}/diff/{{after}}", diff_releases),
     ("POST", f"{_BASE}/promote", promote),
     ("POST", f"{_BASE}/rollback", rollback),
+    ("POST", f"{_BASE}/dismiss", dismiss),
     ("POST", f"{_BASE}/evaluate", evaluate),
 )
