@@ -98,6 +98,10 @@ class Routing(Protocol):
         """Whether it matters which session a request belongs to."""
         ...
 
+    def policy(self, scenario: str) -> Mapping[str, Any]:
+        """The policy in force; empty when the head serves everything."""
+        ...
+
     async def view(self, scenario: str) -> Mapping[str, Any]:
         """The policy in force, its release, who serves which share, and how a canary does."""
         ...

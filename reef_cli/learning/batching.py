@@ -33,7 +33,7 @@ class Stream(Protocol):
 
 
 def by_id(chain: Iterable[Release]) -> dict[str, Release]:
-    """The releases that records may name. A held one that answered as a canary is known under its own id after its promotion."""
+    """The releases records may name. A held one that answered as a canary keeps its own id here after its promotion."""
     releases = list(chain)
     promoted = [release for release in releases if release.operation is Operation.PROMOTE and release.source_release_id]
     return {**{str(r.source_release_id): r for r in promoted}, **{r.release_id: r for r in releases}}

@@ -103,7 +103,7 @@ class Drift:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(min(LOOK_EVERY_S, self._settings.drift_every_s or LOOK_EVERY_S))
             for row in self._log.scenarios.list():
                 try:
                     await self.look(row.name)

@@ -71,12 +71,16 @@ class Routing:
     def splits(self, scenario: str) -> bool:
         return self._publisher.routes.splits(scenario)
 
+    def policy(self, scenario: str) -> Mapping[str, Any]:
+        route = self._publisher.routes.of(scenario)
+        return {} if route.fault else route.policy.wire()
+
     async def set(self, scenario: str, policy: Policy, expected_head: str | None, author: str) -> Release:
         await self._publisher.open(scenario)
         return await self._publisher.route(scenario, policy, expected_head, author)
 
     async def view(self, scenario: str) -> Mapping[str, Any]:
-        served = await self._publisher.open(scenario)
+        served = self._publisher.served(scenario)
         route = self._publisher.routes.of(scenario)
         shares: dict[str, float] = {}
         for name in (HEAD,) if route.fault else route.policy.arms:

@@ -77,6 +77,14 @@ def _gate(result: Any) -> Iterator[Row]:
             yield "gate: 10 points better, 300 items, 20 % of pairs differ: published", f"{100 * row['better']:.0f} %"
 
 
+def _canary(result: Any) -> Iterator[Row]:
+    worst = max(result["false_max"].values())
+    yield (
+        f"canary at alpha 0.05, simulated, {result['runs']} runs a cell: worst rate of moving a release that is equal",
+        f"{100 * worst:.1f} %",
+    )
+
+
 def _sao(result: Any) -> Iterator[Row]:
     arms = result["table"]
     low, high = arms["sao"]["sampled_interval"]
@@ -104,4 +112,5 @@ KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "experience": _experience,
     "release": _release,
     "gate": _gate,
+    "canary": _canary,
 }

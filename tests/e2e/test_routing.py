@@ -219,3 +219,38 @@ def test_a_canary_that_is_better_becomes_the_head(server: Server, arms: tuple[st
     assert "shown better" in row["evidence"]["canary"]["reason"]
     until(lambda: server.get(PATH)["policy"] == {}, "the policy ending", 30)
     assert server.get(PATH)["release"]["operation"] == "promote"
+
+
+def test_a_release_that_drifted_goes_back_by_itself(tiny_model: Path, tmp_path: Path, adapters: list[Path]) -> None:
+    """The suite asks for what the base model says; a LoRA adapter says something else."""
+    questions = [f"question {number} about foxes" for number in range(14)]
+    with serving(tmp_path / "h", tiny_model) as server:
+        first = server.head()
+        wanted = [server.greedy(question) for question in questions]
+        assert server.stop() == 0
+        items = [
+            {
+                "id": f"i{number}",
+                "messages": [{"role": "user", "content": question}],
+                "grader": {"kind": "contains", "all": [text[:12]]},
+                "max_new_tokens": 24,
+            }
+            for number, (question, text) in enumerate(zip(questions, wanted, strict=True))
+        ]
+        suite = tmp_path / "suite.jsonl"
+        suite.write_text("\n".join(map(json.dumps, items)))
+        server.settings |= {
+            "evaluation.suite": str(suite),
+            "evaluation.split": "all",
+            "evaluation.drift": "rollback",
+            "evaluation.drift_every_s": "1",
+        }
+        service = ReleaseService(server.home)
+        artifact = service.store(adapters[0], "lora")
+        draft = Draft(ContentId(artifact.content_id), "lora", Surface.WEIGHTS, Operation.TRAINING, "test")
+        drifted = service.publish("default", draft, None)
+        server.start().ready()
+        back = until(lambda: (row := server.releases()[0])["operation"] == "rollback" and row, "the way back", 60)
+        assert (back["parent_release_id"], back["source_release_id"]) == (drifted.release_id, first)
+        assert "shown worse" in back["evidence"]["reason"] and back["author"] == "reef: drift"
+        assert server.greedy(questions[0]) == wanted[0]

@@ -362,8 +362,11 @@ class Router:
     def splits(self, scenario: str) -> bool:
         return False
 
+    def policy(self, scenario: str) -> Any:
+        return self.reef.releases.policy(self.reef.releases.head(scenario, Surface.ROUTING)).wire()
+
     async def view(self, scenario: str) -> Any:
-        return {"policy": self.reef.releases.policy(self.reef.releases.head(scenario, Surface.ROUTING)).wire()}
+        return {"policy": self.policy(scenario)}
 
     async def set(self, scenario: str, policy: Policy, expected_head: str | None, author: str) -> Release:
         return self.reef.releases.route(scenario, policy, expected_head, author)
@@ -405,6 +408,7 @@ async def test_routing(tmp_path: Path) -> None:
         assert [row["current"] for row in listed] == [True, False, False, False]
         assert listed[0]["policy"]["auto"]["alpha"] == 0.01 and listed[0]["author"].startswith("user:")
         seen = listed[0]["release_id"]
+        assert (await reef.get("/reef/status"))["scenarios"][0]["routing"] == listed[0]["policy"]
         assert (await reef.send("DELETE", f"{path}?expected_head={other}"))[0] == 409
         status, cleared = await reef.send("DELETE", f"{path}?expected_head={seen}")
         assert (status, cleared["policy"], cleared["release"]["parent_release_id"]) == (200, {}, seen)

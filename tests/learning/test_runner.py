@@ -121,6 +121,19 @@ async def test_stale_samples_are_dropped_alone_and_by_name(tmp_path: Path) -> No
     await world.close()
 
 
+async def test_what_a_held_release_answered_trains_also_after_its_promotion(tmp_path: Path) -> None:
+    world = await World(tmp_path, policy=Policy(Cadence.GATED, review=True, gate_every=3)).open()
+    await world.exchange(), await world.exchange()
+    await world.step()
+    (held,) = [release for release in world.releases.list(SCENARIO) if release.pending]
+    await world.exchange(release=held)  # as a canary
+    await world.publisher.promote(SCENARIO, held.release_id, None, "me")
+    await world.exchange(release=held)
+    await world.step()
+    assert world.states() == ["consumed"] * 4
+    await world.close()
+
+
 async def test_refusals_are_named(world: World) -> None:
     await world.exchange(None)
     await world.exchange(1.0, complete=False)

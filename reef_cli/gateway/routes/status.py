@@ -38,7 +38,8 @@ async def status(request: web.Request) -> web.Response:
 
 def _scenario(deps: Deps, row: Scenario) -> dict[str, Any]:
     learning = deps.learning.state(row.name) if deps.learning is not None else {"state": "idle", "last_outcome": None}
-    return {**scenario_view(deps, row), "served": _served(deps, row.name), **learning}
+    routing = deps.routing.policy(row.name) if deps.routing is not None else {}
+    return {**scenario_view(deps, row), "served": _served(deps, row.name), "routing": routing, **learning}
 
 
 def _served(deps: Deps, scenario: str) -> str | None:
