@@ -55,6 +55,9 @@ class HarnessEvolveSettings(RecipeSettings):
     tasks: str | None = None
     """Folder of coding tasks with unit tests, used beside `evaluation.suite`."""
 
+    task_attempts: int = 1
+    """How often each side works on a coding task; few tasks show something only when they are tried several times."""
+
     episodes_at_once: int = 2
     """Episodes that run at the same time."""
 
@@ -77,12 +80,14 @@ class HarnessEvolveSettings(RecipeSettings):
     """Grader of promoted prompts, as in a suite."""
 
     def __post_init__(self) -> None:
-        least = ("batch_size", "episodes_at_once", "episode_seconds", "episode_requests")
+        least = ("batch_size", "episodes_at_once", "episode_seconds", "episode_requests", "task_attempts")
         wrong = [name for name in least if not getattr(self, name) > 0]
         if self.promote < 0 or (self.promote and not self.promote_grader):
             wrong.append("promote")
         if unknown := set(self.proposer_engine) - {"url", "model", "api_key_file"}:
-            raise ConfigError(f"proposer_engine has no key {sorted(unknown)[0]!r}", hint="its keys are url, model, api_key_file")
+            raise ConfigError(
+                f"proposer_engine has no key {sorted(unknown)[0]!r}", hint="its keys are url, model, api_key_file"
+            )
         if wrong:
             raise ConfigError(
                 f"harness evolution cannot work with this {wrong[0]}: {getattr(self, wrong[0])}",
@@ -153,6 +158,7 @@ class HarnessEvolveRecipe:
             adapter=given.adapter,
             version=given.adapter_version,
             tasks=given.tasks,
+            attempts=given.task_attempts,
             at_once=given.episodes_at_once,
             seconds=given.episode_seconds,
             requests=given.episode_requests,

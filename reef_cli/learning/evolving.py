@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 class Evolution:
     """Agent, tasks and limits of the episodes a candidate is judged by, and what the proposer may ask.
 
+    `attempts` is how often each side works on a coding task.
     `engine` is empty (the deployment's own engine) or `{url, model, api_key_file}` of another. At most `promote` failing
     prompts become tasks, graded by `promote_grader`.
     """
@@ -19,6 +20,7 @@ class Evolution:
     adapter: str
     version: str | None = None
     tasks: str | None = None
+    attempts: int = 1
     at_once: int = 2
     seconds: float = 600.0
     requests: int = 40

@@ -47,8 +47,11 @@ class Tasks:
         return [str(item.messages[0]["content"]) for item in self.suite.items] if self.suite else []
 
 
-def gather(suite: Suite | None, folder: Path | None) -> Tasks:
-    """The suite's items and the folder's tasks as one suite. `ConfigError` for what no agent can be asked."""
+def gather(suite: Suite | None, folder: Path | None, attempts: int = 1) -> Tasks:
+    """The suite's items and the folder's tasks, each `attempts` times, as one suite.
+
+    `ConfigError` for what no agent can be asked.
+    """
     for item in suite.items if suite is not None else ():
         if [message.get("role") for message in item.messages] != ["user"] or not isinstance(item.messages[0]["content"], str):
             raise ConfigError(
@@ -62,16 +65,17 @@ def gather(suite: Suite | None, folder: Path | None) -> Tasks:
     coding = {task.task.prompt: task for task in found}
     if len(coding) < len(found):
         raise ConfigError(f"two tasks of {folder} have the same prompt", hint="tasks are told apart by what they ask")
-    items = tuple(_item(task, grader) for task in found)
-    digest = hashlib.sha256("".join([suite.digest if suite else "", *(task.digest() for task in found)]).encode()).hexdigest()
+    items = tuple(_item(task, grader, attempt) for attempt in range(1, attempts + 1) for task in found)
+    marks = [suite.digest if suite else "", str(attempts), *(task.digest() for task in found)]
+    digest = hashlib.sha256(" ".join(marks).encode()).hexdigest()
     name = f"{suite.name} and {folder.name}" if suite else folder.name
     return Tasks(Suite(name, f"sha256:{digest}", (*(suite.items if suite else ()), *items)), coding, grader)
 
 
-def _item(task: CodingTask, grader: WorkFolder) -> Item:
+def _item(task: CodingTask, grader: WorkFolder, attempt: int) -> Item:
     facts = task.facts
     return Item(
-        task.task.id,
+        task.task.id if attempt == 1 else f"{task.task.id}#{attempt}",
         ({"role": "user", "content": task.task.prompt},),
         grader,
         split=facts.get("split", "heldout"),

@@ -107,7 +107,8 @@ def evolve(stack: "Stack", recipe: Evolving, suite: Suite | None, own: Answering
     wanted, settings, home, service = recipe.evolution(), stack.settings, stack.home, stack.harness
     if not wanted.unsafe:
         sandbox.require()
-    tasks = gather(suite, Path(beside(wanted.tasks, stack.loaded.file)) if wanted.tasks else None)
+    folder = Path(beside(wanted.tasks, stack.loaded.file)) if wanted.tasks else None
+    tasks = gather(suite, folder, wanted.attempts)
     trials = Trials(_setting(wanted, home), _gateway(stack, wanted.seconds), LocalPool(wanted.at_once))
     promotions = Promotions(home.root / "evolution", wanted.promote)
     prompts = tasks.prompts()

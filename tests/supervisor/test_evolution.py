@@ -1,6 +1,7 @@
 """A harness that evolves, through a real server, real agents in sandboxes and a stub model that heeds what it is told."""
 
 import json
+import re
 import signal
 import subprocess
 import tempfile
@@ -273,3 +274,62 @@ def test_kill_nine_at_any_moment_is_undone_or_finished_once(provider: Upstream, 
         server.signal(signal.SIGTERM)
         assert server.ended() == 0
         gone(server, names)
+
+
+SOLVE = "Write the solution into answer.txt before you answer."
+
+
+async def proposing_and_coding(request: web.Request, raw: bytes) -> web.StreamResponse:
+    """Two models in one: shown failures it writes an edit, and as an agent it writes a file when a rule says so."""
+    body = orjson.loads(raw)
+    told = json.dumps(body["messages"])
+    if "You improve the harness of an agent" in told:
+        entry = {"id": "write", "kind": "rules", "config": {"text": SOLVE}}
+        text = json.dumps({"mutations": [{"op": "create", "entry": entry}], "reason": "the file was missing"})
+        return web.json_response(Chat(Upstream(text=text), body).whole())
+    wanted = re.search(r"double of (\d+)", told)
+    if SOLVE in told and wanted and body["messages"][-1]["role"] == "user":
+        arguments = json.dumps({"path": "answer.txt", "content": str(2 * int(wanted[1]))})
+        return web.json_response(Chat(Upstream(calls=[("c1", "write", arguments)]), body).whole())
+    return web.json_response(Chat(Upstream(text="Done."), body).whole())
+
+
+def coding_tasks(folder: Path, count: int) -> None:
+    for number in range(1, count + 1):
+        (folder / f"t{number}" / "tests").mkdir(parents=True)
+        (folder / f"t{number}" / "task.toml").write_text(f"prompt = 'Put the double of {number} into answer.txt.'\n")
+        (folder / f"t{number}" / "tests" / "test_answer.py").write_text(
+            "import unittest\nfrom pathlib import Path\nclass T(unittest.TestCase):\n"
+            f" def test_it(self): self.assertEqual(Path('answer.txt').read_text(), '{2 * number}')\n"
+        )
+
+
+def test_a_model_proposes_coding_tasks_judge_and_a_person_promotes(provider: Upstream, tmp_path: Path) -> None:
+    coding_tasks(tmp_path / "tasks", 4)
+    more = {
+        "reef.publish": "review",
+        "reef.proposer": "reef_cli.harness.proposers:LanguageModel",
+        "reef.tasks": str(tmp_path / "tasks"),
+        "reef.task_attempts": "2",
+        "reef.promote": "1",
+        "reef.promote_grader": '{"kind": "contains", "value": "Done"}',
+        "evaluation.alpha": "0.2",
+    }
+    facts = {key: value for key, value in settings(provider, tmp_path, **more).items() if key != "evaluation.suite"}
+    provider.script = proposing_and_coding
+    try:
+        with serving(tmp_path / "h", Path("stub-model"), **facts) as server:
+            complain(server, "s", "the file is missing")
+            job = ended(server, "s")
+            assert (job["state"], job["outcome"]) == ("settled", "select"), job["reason"]
+            assert job["detail"]["metrics"]["reason"] == "the file was missing"
+            verdict = job["detail"]["verdict"]["evidence"]
+            assert verdict["suite"]["name"] == "tasks and 1 promoted prompts" and verdict["suite"]["items"] == 9
+            graded = next(row for row in verdict["samples"] if row["id"].startswith("t"))
+            assert re.search(r"\[episode \S+: 1 of 1 tests passed\]", graded["candidate"]["text"]), graded
+            assert entries(server, "s") == [] and server.releases("s")[0]["pending"]
+            held = server.client().post("/reef/scenarios/s/promote", json={"release_id": job["release_id"]})
+            assert held.status_code == 200, held.text
+            assert [entry["config"]["text"] for entry in entries(server, "s")] == [SOLVE]
+    finally:
+        provider.script = heeding
