@@ -119,19 +119,19 @@ def search(
         space: Space = problem.space("lines")
         if arm.arm == "restarts":
             space = LineSpace(arm.n, lambda centres: slsqp(best_radii(centres)))
-        counter: Any = Dice(arm.n)
+        served: Any = Dice(arm.n)
         if arm.arm in ("tttd", "puct", "best_of_n"):
             server = Server(
                 _home(folder), CONFIG, {"trainer.seed": str(arm.seed), **({"engine.model": model} if model else {})}
             )
             server.wait_ready(600.0, lambda _: None)
-            counter = Desk(server.clone, "packing")
-            counter.open()
+            served = Desk(server.clone, "packing")
+            served.open()
         plan = Plan(
             f"{arm.arm}-{arm.n}-{arm.seed}", GROUPS, ROLLOUTS, learn=arm.arm == "tttd",
             initial_only=arm.arm in ("best_of_n", "restarts"), c=exploration, seed=arm.seed, concurrency=16 if server else 2,
         )  # fmt: skip
-        run = Run(problem, space, counter, archive, plan)
+        run = Run(problem, space, served, archive, plan)
         run.begin(adopt_head=True)
         while arm.steps < steps and not enough():
             started = time.monotonic()

@@ -1,8 +1,9 @@
 """The space of guidance: the policy writes only advice, a frozen executor turns parent and advice into a solution.
 
 The policy sees the parent's summary and value, never its text; the executor sees the text and the advice. Exactly one guidance
-block, not empty and at the end of the answer, or the try scores 0 without asking the executor. A failing executor is an outage
-and stops the step; nothing is asked twice.
+block, not empty and at the end of the answer, or the try scores 0 without asking the executor. Where the inner space is for
+small models the block's opening is given as the start of the answer and its end stops it. A failing executor is an outage and
+stops the step; nothing is asked twice.
 """
 
 import re
@@ -34,11 +35,13 @@ class GuidanceSpace:
             f"{self._goal}\nThe solution so far: {summary}\nIts value: {parent.value:.6g}\n"
             f"Advise another model how to change it for a larger value. End with one block {OPEN}your advice{CLOSE}."
         )
-        return Ask(prompt, chat=True, max_tokens=MAX_TOKENS)
+        if self._inner.ask(parent).chat:
+            return Ask(prompt, chat=True, max_tokens=MAX_TOKENS)
+        return Ask(f"{prompt}\n{OPEN}", max_tokens=MAX_TOKENS // 3, stop=(CLOSE, "\n"))
 
     def make(self, parent: State, text: str, seed: int) -> Made:
-        advice = guidance_of(text)
         asked = self._inner.ask(parent)
+        advice = guidance_of(text if asked.chat else f"{OPEN}{text.partition(CLOSE)[0]}{CLOSE}")
         answer = self._executor(_advised(asked, advice), seed)
         solution = _SOLUTION.search(answer)
         made = self._inner.make(parent, solution[1] if solution else answer, seed)

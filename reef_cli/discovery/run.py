@@ -22,8 +22,8 @@ KNOWN = "known"
 """Reason of a solution that is in the archive already: valid, but no discovery; it scores 0."""
 
 
-class Counter(Protocol):
-    """What a run needs of the place where it asks and reports (`desk.Desk`)."""
+class Served(Protocol):
+    """The served model as a run sees it: asked, told scores, awaited (`desk.Desk`)."""
 
     def propose(self, ask: Ask, seed: int) -> Proposal: ...
 
@@ -77,12 +77,12 @@ class Run:
         self,
         problem: Problem,
         space: Space,
-        counter: Counter,
+        served: Served,
         archive: Archive,
         plan: Plan,
         watch: Callable[[Progress], None] = lambda _: None,
     ) -> None:
-        self._problem, self._space, self._counter, self._archive = problem, space, counter, archive
+        self._problem, self._space, self._served, self._archive = problem, space, served, archive
         self.plan = plan
         self._watch = watch
         self._stop = threading.Event()
@@ -104,14 +104,14 @@ class Run:
         latest = self._archive.latest()
         if latest is None:
             return
-        head = self._counter.standing().head
+        head = self._served.standing().head
         if latest.committed:
             expected = latest.committed_head
         elif all(rollout.reported for rollout in self._tries(latest)) and len(self._tries(latest)) == self.plan.tries:
             return  # the grid is complete: its training may or may not have moved the head
         else:
             expected = latest.head
-        if self._counter.same_weights(head, expected):
+        if self._served.same_weights(head, expected):
             return
         if not adopt:
             raise HeadMoved(
@@ -126,7 +126,7 @@ class Run:
     def step(self) -> Mapping[str, Any]:
         """One whole step, or the rest of one that was cut short. The row of the history it makes."""
         plan = self.plan
-        before = self._counter.standing() if plan.learn else None
+        before = self._served.standing() if plan.learn else None
         step = self._archive.next_step(
             plan.groups,
             before.head if before else None,
@@ -175,7 +175,7 @@ class Run:
         if self._stop.is_set():
             return
         seed = self._seed(step.step, group, rollout)
-        proposal = self._counter.propose(self._space.ask(parent), seed)
+        proposal = self._served.propose(self._space.ask(parent), seed)
         made, verdict = self._judge(parent, proposal.text, seed)
         copy = verdict.valid and any(self._problem.same(verdict.value, value) for value in known)
         score, reason = (0.0, KNOWN) if copy else (verdict.value if verdict.valid else 0.0, verdict.reason)
@@ -207,19 +207,19 @@ class Run:
                 continue
             if rollout.reported and not self.plan.learn:
                 continue
-            reason = self._counter.report(rollout, self.plan.name, learn=self.plan.learn)
+            reason = self._served.report(rollout, self.plan.name, learn=self.plan.learn)
             self._archive.reported(rollout)
             if reason is not None and self.plan.learn:
                 refused[reason] = refused.get(reason, 0) + 1
         if not self.plan.learn:
             return None, {}
         if refused:
-            return self._counter.standing().head, {"untrained": refused}
+            return self._served.standing().head, {"untrained": refused}
         before = int(step.detail.get("samples_done", 0))
-        after = self._counter.await_trained(
+        after = self._served.await_trained(
             before, self.plan.tries, self.plan.train_timeout_s, lambda now: self._tell(step, "train", 0, now.phase)
         )
-        return after.head, {"trained": not self._counter.same_weights(after.head, step.head)}
+        return after.head, {"trained": not self._served.same_weights(after.head, step.head)}
 
     def _tries(self, step: Step) -> list[Rollout]:
         return self._archive.rollouts(step.step)

@@ -25,9 +25,9 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
     with_file.close()
 
 
-def begun(tmp_path: Path, archive: Archive, counter: Memory, plan: Plan = PLAN, watched: list[Progress] | None = None) -> Run:
+def begun(tmp_path: Path, archive: Archive, served: Memory, plan: Plan = PLAN, watched: list[Progress] | None = None) -> Run:
     problem = Numbers(tmp_path)
-    run = Run(problem, problem.space("add"), counter, archive, plan, (lambda at: None) if watched is None else watched.append)
+    run = Run(problem, problem.space("add"), served, archive, plan, (lambda at: None) if watched is None else watched.append)
     run.begin()
     return run
 
@@ -35,10 +35,10 @@ def begun(tmp_path: Path, archive: Archive, counter: Memory, plan: Plan = PLAN, 
 def test_a_step_is_a_whole_grid_reported_in_its_places_and_committed_with_the_new_head(
     tmp_path: Path, archive: Archive
 ) -> None:
-    counter, watched = Memory(climbing, 6), []
-    run = begun(tmp_path, archive, counter, watched=watched)
+    served, watched = Memory(climbing, 6), []
+    run = begun(tmp_path, archive, served, watched=watched)
     row = run.step()
-    assert set(counter.reports) == {(1, g, r) for g in range(2) for r in range(3)} and counter.asked == 6
+    assert set(served.reports) == {(1, g, r) for g in range(2) for r in range(3)} and served.asked == 6
     assert (row["rollouts"], row["valid"], row["head"], row["trained"]) == (6, 6, "r1", True)
     best = archive.best()
     assert best is not None and best.value == row["best"] == row["top"] > 1.1 and not best.initial
@@ -49,8 +49,8 @@ def test_a_step_is_a_whole_grid_reported_in_its_places_and_committed_with_the_ne
 
 
 def test_an_invalid_answer_scores_nothing_and_is_a_visit(tmp_path: Path, archive: Archive) -> None:
-    counter = Memory(lambda ask, seed: ("hm", "200", "0.5")[seed % 3], 6)
-    begun(tmp_path, archive, counter).step()
+    served = Memory(lambda ask, seed: ("hm", "200", "0.5")[seed % 3], 6)
+    begun(tmp_path, archive, served).step()
     reasons = {row.reason: row.score for row in archive.rollouts(1)}
     assert reasons["no_number"] == 0 and reasons["out of range"] == 0
     nodes, total = archive.nodes()
@@ -58,11 +58,11 @@ def test_an_invalid_answer_scores_nothing_and_is_a_visit(tmp_path: Path, archive
 
 
 def test_a_copy_of_a_known_solution_is_no_discovery(tmp_path: Path, archive: Archive) -> None:
-    counter = Memory(lambda ask, seed: "0", 6)
-    row = begun(tmp_path, archive, counter).step()
+    served = Memory(lambda ask, seed: "0", 6)
+    row = begun(tmp_path, archive, served).step()
     tries = archive.rollouts(1)
     assert {(one.reason, one.score, one.valid, one.state) for one in tries} == {(KNOWN, 0.0, True, None)}
-    assert row["valid"] == 6 and len(archive.nodes()[0]) == 2 and set(counter.reports.values()) == {(0.0, True)}
+    assert row["valid"] == 6 and len(archive.nodes()[0]) == 2 and set(served.reports.values()) == {(0.0, True)}
 
 
 def test_the_same_seed_makes_the_same_run(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_the_same_seed_makes_the_same_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 4])
 def test_a_run_cut_while_searching_asks_only_for_what_is_missing(tmp_path: Path, archive: Archive, cut: int) -> None:
     def failing(ask: Ask, seed: int) -> str:
-        if counter.asked >= cut:
+        if served.asked >= cut:
             raise UpstreamError("gone")
         return climbing(ask, seed)
 
-    counter = Memory(failing, 6)
+    served = Memory(failing, 6)
     with pytest.raises(UpstreamError):
-        begun(tmp_path, archive, counter).step()
+        begun(tmp_path, archive, served).step()
     kept = len(archive.rollouts(1))
-    assert cut <= kept < 6 and not counter.reports
+    assert cut <= kept < 6 and not served.reports
     healthy = Memory(climbing, 6)
     assert begun(tmp_path, archive, healthy).step()["rollouts"] == 6
     assert healthy.asked == 6 - kept and len(healthy.reports) == 6
@@ -97,9 +97,9 @@ def test_a_run_cut_after_its_reports_reports_again_and_goes_on(tmp_path: Path, a
         def await_trained(self, *rest: object, **more: object) -> object:  # type: ignore[override]
             raise UpstreamError("gone")
 
-    counter = Dying(climbing, 6)
+    served = Dying(climbing, 6)
     with pytest.raises(UpstreamError):
-        begun(tmp_path, archive, counter).step()
+        begun(tmp_path, archive, served).step()
     healthy = Memory(climbing, 6)
     healthy.releases = 1  # the training went on meanwhile and moved the head
     row = begun(tmp_path, archive, healthy).step()
@@ -122,17 +122,17 @@ def test_another_head_than_the_archives_is_refused_unless_adopted(tmp_path: Path
 
 
 def test_a_grid_that_the_recipe_refuses_is_not_waited_for(tmp_path: Path, archive: Archive) -> None:
-    counter = Memory(climbing, 6)
-    counter.refuse = "outside_the_grid"
-    row = begun(tmp_path, archive, counter).step()
-    assert row["untrained"] == {"outside_the_grid": 6} and counter.waited == 0 and row["committed"]
+    served = Memory(climbing, 6)
+    served.refuse = "outside_the_grid"
+    row = begun(tmp_path, archive, served).step()
+    assert row["untrained"] == {"outside_the_grid": 6} and served.waited == 0 and row["committed"]
 
 
 def test_without_learning_scores_are_reported_and_nothing_is_awaited(tmp_path: Path, archive: Archive) -> None:
-    counter = Memory(climbing, 6)
-    run = begun(tmp_path, archive, counter, Plan("test", 2, 3, learn=False))
+    served = Memory(climbing, 6)
+    run = begun(tmp_path, archive, served, Plan("test", 2, 3, learn=False))
     run.step()
-    assert counter.waited == 0 and {learn for _, learn in counter.reports.values()} == {False}
+    assert served.waited == 0 and {learn for _, learn in served.reports.values()} == {False}
 
 
 def test_best_of_n_never_builds_on_what_it_found(tmp_path: Path, archive: Archive) -> None:

@@ -1,6 +1,7 @@
 """Programs in the sandbox, guidance for an executor, and the pictures and files of a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,11 @@ def test_a_found_program_is_shown_with_its_output_and_a_first_solution_is_not_ta
     assert "print(1)" in later.prompt and "tried three starts" in later.prompt
 
 
+class Chatting(Adding):
+    def ask(self, parent: State) -> Ask:
+        return replace(super().ask(parent), chat=True)
+
+
 # -- guidance --------------------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +117,7 @@ def test_anything_else_asks_no_executor(text: str) -> None:
         raise AssertionError("asked")
 
     with pytest.raises(Unusable, match="guidance"):
-        GuidanceSpace(Adding(), executor, "Climb.").make(FOUND, text, 0)
+        GuidanceSpace(Chatting(), executor, "Climb.").make(FOUND, text, 0)
 
 
 def test_the_guide_sees_the_summary_only_and_the_executor_text_and_advice() -> None:
@@ -121,17 +127,23 @@ def test_the_guide_sees_the_summary_only_and_the_executor_text_and_advice() -> N
         asked.append((ask, seed))
         return "thinking <solution>0.25</solution><summary>added a quarter</summary>"
 
-    space = GuidanceSpace(Adding(), executor, "Climb.")
-    prompt = space.ask(FOUND).prompt
-    assert "tried three starts" in prompt and "print(1)" not in prompt and space.name == "guidance-add"
+    space = GuidanceSpace(Chatting(), executor, "Climb.")
+    asked_guide = space.ask(FOUND)
+    assert asked_guide.chat and space.name == "guidance-add"
+    assert "tried three starts" in asked_guide.prompt and "print(1)" not in asked_guide.prompt
     made = space.make(FOUND, "<guidance>a little</guidance>", 5)
     assert made.solution == 2.75 and made.summary == "added a quarter"
     assert asked[0][1] == 5 and "Advice: a little" in asked[0][0].prompt and "2.5 plus" in asked[0][0].prompt
 
 
-def test_a_bare_answer_of_a_small_executor_is_the_solution() -> None:
-    made = GuidanceSpace(Adding(), lambda ask, seed: "0.5", "Climb.").make(FOUND, "<guidance>half</guidance>", 0)
+def test_a_small_guide_gets_the_block_opened_and_a_bare_answer_of_a_small_executor_is_the_solution() -> None:
+    space = GuidanceSpace(Adding(), lambda ask, seed: "0.5", "Climb.")
+    ask = space.ask(FOUND)
+    assert not ask.chat and ask.prompt.endswith("<guidance>") and "</guidance>" in ask.stop
+    made = space.make(FOUND, "half", 0)
     assert made.solution == 3.0 and made.summary.startswith("half")
+    with pytest.raises(Unusable, match="empty_guidance"):
+        space.make(FOUND, "  ", 0)
 
 
 def test_a_failing_executor_is_an_outage(tmp_path: Path) -> None:
@@ -141,7 +153,7 @@ def test_a_failing_executor_is_an_outage(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "archive.db")
     run = Run(
         Numbers(tmp_path), GuidanceSpace(Adding(), executor, "Climb."),
-        Memory(lambda ask, seed: "<guidance>up</guidance>", 6), archive, Plan("test", 2, 3),
+        Memory(lambda ask, seed: "up", 6), archive, Plan("test", 2, 3),
     )  # fmt: skip
     run.begin()
     with pytest.raises(UpstreamError):

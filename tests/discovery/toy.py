@@ -1,4 +1,4 @@
-"""A small problem with a real verifier process, and a counter in memory in place of a server."""
+"""A small problem with a real verifier process, and a served model in memory."""
 
 import atexit
 import shutil
