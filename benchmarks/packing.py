@@ -133,7 +133,7 @@ def search(
         )  # fmt: skip
         run = Run(problem, space, served, archive, plan)
         run.begin(adopt_head=True)
-        while arm.steps < steps and not enough():
+        while arm.steps < steps:
             started = time.monotonic()
             run.step()
             seconds = time.monotonic() - started
@@ -141,6 +141,8 @@ def search(
             _read(arm, archive)
             note()
             print(f"{arm.arm} n={arm.n} seed={arm.seed} step {arm.steps}: {arm.best_strict:.9f}  {seconds:.0f} s", flush=True)
+            if enough():
+                break
         return arm.steps >= steps
     finally:
         archive.close()
