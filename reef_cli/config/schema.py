@@ -167,7 +167,7 @@ class EvaluationSettings:
     """The gate every candidate passes before it is released."""
 
     suite: str | None = None
-    """JSONL file of items with graders, or a dotted path; absent: the gate is open and says so in the evidence."""
+    """JSONL file, folder of Harbor tasks, `verifiers:TASKSET`, or dotted path; absent: the gate is open and says so."""
 
     split: Literal["all", "heldout", "development"] = "heldout"
     """Which items of the suite decide."""

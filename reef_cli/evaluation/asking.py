@@ -6,14 +6,15 @@ apart, since it says nothing about the release.
 
 import asyncio
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from reef_cli.core.ports import Answer, Answering, Sampling
 from reef_cli.core.types import Release
 from reef_cli.evaluation.budget import Budget, BudgetSpent, Price
 from reef_cli.evaluation.calling import PAUSES_S, Called, Caller, Sleep
-from reef_cli.evaluation.grade import Case, Grade, Ungraded, grade, no_judge
+from reef_cli.evaluation.grade import Case, Grade, Ungraded, Working, grade, no_judge
 from reef_cli.evaluation.judging import Pairwise
 from reef_cli.evaluation.suite import Item
 
@@ -71,6 +72,8 @@ class Asker:
 
         The answer to a pairwise item comes without a grade: `compare` grades two of them.
         """
+        if isinstance(item.grader, Working):
+            return await self._work(item.grader, item, release)
         try:
             called = await self._caller().call(item.messages, self.sampling(item), release)
             if called.answer is None or isinstance(item.grader, Pairwise):
@@ -78,6 +81,24 @@ class Asker:
             return await self._graded(item, called, called.answer)
         except BudgetSpent:
             return Asked(None, None, SPENT, attempts=0, unpaid=True)
+
+    async def _work(self, task: Working, item: Item, release: Release | None) -> Asked:
+        """An episode: as many calls as it takes, each with a seed of its own."""
+        sampling = self.sampling(item)
+
+        async def ask(messages: Sequence[Mapping[str, Any]], turn: int) -> Called:
+            seeded = replace(sampling, seed=((sampling.seed or 0) + turn) & 0x7FFFFFFF)
+            return await self._caller().call(messages, seeded, release)
+
+        try:
+            called, given = await task.work(ask)
+        except Ungraded as error:
+            return Asked(None, None, str(error)[:200])
+        except BudgetSpent:
+            return Asked(None, None, SPENT, attempts=0, unpaid=True)
+        if given is not None:
+            given = replace(given, verified=given.score)
+        return Asked(called.answer, given, called.missing, called.engine_refused, called.attempts)
 
     async def _graded(self, item: Item, called: Called, answer: Answer) -> Asked:
         case = Case(item.messages, answer.text)

@@ -51,7 +51,14 @@ class Grader(Protocol):
 class Judging(Protocol):
     """Asks a judge."""
 
-    async def judge(self, case: Case, caller: Caller) -> Grade: ...
+    async def judge(self, case: Case, caller: Any) -> Grade: ...
+
+
+@runtime_checkable
+class Working(Protocol):
+    """Plays a whole episode instead of grading one answer; see `harbor`."""
+
+    async def work(self, ask: Any) -> Any: ...
 
 
 @runtime_checkable
@@ -71,7 +78,7 @@ async def grade(grader: object, case: Case, judge: Caller | None) -> Grade:
         made = grader.combine(grades)
         return replace(made, judged=_mean(g.judged for g in grades), verified=_mean(g.verified for g in grades))
     if isinstance(grader, Judging):
-        if judge is None:
+        if judge is None and not getattr(grader, "own", False):
             raise no_judge()
         made = await grader.judge(case, judge)
         return replace(made, judged=made.score)

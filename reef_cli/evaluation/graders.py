@@ -29,7 +29,7 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, Literal
 
 from reef_cli.core.errors import ConfigError, EvaluationError, MissingDependency
-from reef_cli.evaluation.grade import Combining, Grade, Grader, Judging, grade_now
+from reef_cli.evaluation.grade import Combining, Grade, Grader, Judging, Working, grade_now
 from reef_cli.evaluation.judging import Judge, Pairwise
 from reef_cli.evaluation.text import sentence_fault
 from reef_cli.evaluation.unit_tests import UnitTests
@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)
 _REGEX_LIMIT = 20_000
 
 
-AnyGrader = Grader | Judging | Combining | Pairwise
+AnyGrader = Grader | Judging | Combining | Working | Pairwise
 
 
 def _grade(passed: bool, yes: str, no: str) -> Grade:

@@ -1,24 +1,27 @@
-"""Evaluation suites: JSON lines, one item each, checked before anything runs.
+"""Evaluation suites: JSON lines, Harbor task folders, tasksets of `verifiers`, or a dotted path; checked before anything runs.
+
+A line of JSON is one item:
 
     {"id": "capital-1", "messages": [{"role": "user", "content": "Capital of France?"}],
      "grader": {"kind": "contains", "any": ["Paris"]}, "split": "heldout", "tags": ["facts"], "weight": 1.0,
      "max_new_tokens": 32, "must_not_regress": true}
 
 `split` is `heldout` (the default: what the gate decides by) or `development`. `must_not_regress` marks an anchor. `audit` is a
-second grader (a judge, say) that decides nothing: verdicts show where it disagrees with the first. Instead of a file, a dotted
-path `module:function` may give the items. Errors name the file and the line. The digest covers every item, so
-that evidence says exactly which suite judged. Does not know how answers come about.
+second grader (a judge, say) that decides nothing: verdicts show where it disagrees with the first. A dotted path
+`module:function` returns such objects. Errors name the file and the line. The digest covers every item, so that evidence says
+exactly which suite judged. Does not know how answers come about.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from reef_cli.core.errors import ConfigError, MissingDependency, ReefError, SuiteNotFound
+from reef_cli.evaluation import environments, harbor
 from reef_cli.evaluation.graders import AnyGrader, build, load_callable, suggest
 from reef_cli.evaluation.judging import Pairwise
 
@@ -53,14 +56,23 @@ class Suite:
 
     @classmethod
     def load(cls, source: str | Path) -> "Suite":
-        """A suite from a JSONL file or a dotted path. `SuiteNotFound`; `ConfigError` with the line; `MissingDependency`."""
+        """A suite from a JSONL file, a folder of Harbor tasks, `verifiers:TASKSET` or a dotted path.
+
+        `SuiteNotFound`; `ConfigError` with the line; `MissingDependency`.
+        """
         path = Path(source)
+        if path.is_dir():
+            return cls._from_tasks(path)
+        if str(source).startswith(environments.PREFIX):
+            return cls._from_taskset(str(source))
         if path.is_file():
             return cls.parse(path.read_text(encoding="utf-8"), path.name)
         module, colon, name = str(source).partition(":")
         if colon and module and name and "/" not in module:
             return cls._from_rows(enumerate(_call(str(source)), 1), str(source), "item")
-        raise SuiteNotFound(f"no suite at {source}", hint="give a JSONL file or a dotted path module:function")
+        raise SuiteNotFound(
+            f"no suite at {source}", hint="give a JSONL file, a folder of tasks, verifiers:TASKSET or module:function"
+        )
 
     @classmethod
     def parse(cls, text: str, name: str) -> "Suite":
@@ -73,6 +85,37 @@ class Suite:
                 except ValueError as error:
                     raise ConfigError(f"{name} line {number} is not JSON", why=str(error)) from error
         return cls._from_rows(rows, name, "line")
+
+    @classmethod
+    def _from_tasks(cls, folder: Path) -> "Suite":
+        """Harbor tasks; a task's own name is its id, its folder's when two have the same."""
+        paths = harbor.tasks_below(folder)
+        if not paths:
+            raise SuiteNotFound(f"no tasks in {folder}", why="no folder in it has a task.toml")
+        digest = hashlib.sha256()
+        items = []
+        for path in paths:
+            task, metadata, files = harbor.read(path)
+            place = path.relative_to(folder).as_posix()
+            tags = [str(tag) for tag in metadata.get("tags") or () if isinstance(tag, str)]
+            facts: dict[str, Any] = {name: metadata[name] for name in ("split", "must_not_regress") if name in metadata}
+            question = [{"role": "user", "content": task.instruction}]
+            row: dict[str, Any] = {"id": place if place != "." else task.name, "messages": question, "tags": tags, **facts}
+            items.append(_named(place, lambda row=row, task=task: _item(row, task)))  # type: ignore[misc]
+            digest.update(f"{place}\0{files}\n".encode())
+        return cls(folder.name, f"sha256:{digest.hexdigest()}", tuple(items))
+
+    @classmethod
+    def _from_taskset(cls, source: str) -> "Suite":
+        digest = hashlib.sha256()
+        items: dict[str, Item] = {}
+        for row, grader in environments.load(source.removeprefix(environments.PREFIX)):
+            item = _named(row["id"], lambda row=row, grader=grader: _item(row, grader))  # type: ignore[misc]
+            if items.setdefault(item.id, item) is item:
+                digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+        if not items:
+            raise ConfigError(f"{source} has no tasks")
+        return cls(source, f"sha256:{digest.hexdigest()}", tuple(items.values()))
 
     @classmethod
     def _from_rows(cls, rows: Iterable[tuple[int, Any]], name: str, unit: str) -> "Suite":
@@ -121,7 +164,14 @@ def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no number of a suite")
 
 
-def _item(row: object) -> Item:
+def _named(name: str, make: Callable[[], Item]) -> Item:
+    try:
+        return make()
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}", why=error.why, hint=error.hint) from error
+
+
+def _item(row: object, grader: AnyGrader | None = None) -> Item:
     if not isinstance(row, Mapping):
         raise ConfigError("an item is an object")
     for key in row:
@@ -136,7 +186,7 @@ def _item(row: object) -> Item:
     return Item(
         id=identifier,
         messages=_messages(row.get("messages")),
-        grader=build(row.get("grader")),
+        grader=grader or build(row.get("grader")),
         split=cast(Split, split),
         tags=_tags(row.get("tags", [])),
         weight=_number(row, "weight", 1.0, 1000.0),
