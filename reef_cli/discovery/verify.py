@@ -6,10 +6,9 @@ the step: an outage is no score.
 
 import json
 import math
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,14 @@ from typing import Any
 from reef_cli.core.errors import EvaluationError
 from reef_cli.discovery.problem import Verdict
 
+# Runs inside, before the verifier: its limits, its arguments, its name.
+_LIMITER = """
+import resource, runpy, sys
+seconds, memory, *sys.argv = sys.argv[1:]
+for kind, limit in ((resource.RLIMIT_CPU, int(seconds)), (resource.RLIMIT_AS, int(memory))):
+    resource.setrlimit(kind, (limit, limit))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 _KNOWN = ("valid", "reason", "value", "strict")
 
 
@@ -35,11 +42,10 @@ def verify(command: Sequence[str | Path], solution: Any, limits: Limits | None =
         payload = json.dumps(solution).encode()
     except (TypeError, ValueError, RecursionError):
         return Verdict(False, "is no JSON data")
-    argv = [sys.executable, "-I", "-S", *map(str, command)]
+    bounds = (str(math.ceil(limits.seconds)), str(limits.memory_bytes))
+    argv = [sys.executable, "-I", "-S", "-c", _LIMITER, *bounds, *map(str, command)]
     try:
-        done = subprocess.run(
-            argv, input=payload, capture_output=True, timeout=limits.seconds, check=False, env={}, preexec_fn=_bound(limits)
-        )
+        done = subprocess.run(argv, input=payload, capture_output=True, timeout=limits.seconds, check=False, env={})
     except subprocess.TimeoutExpired:
         return Verdict(False, f"not verified within {limits.seconds:g} s")
     except OSError as error:
@@ -49,17 +55,6 @@ def verify(command: Sequence[str | Path], solution: Any, limits: Limits | None =
     if done.returncode != 0 and b"MemoryError" in done.stderr:
         return Verdict(False, "the verifier ran out of memory")
     return _read(done.returncode, done.stdout, done.stderr)
-
-
-def _bound(limits: Limits) -> Callable[[], None]:
-    """Sets the limits in the child; two system calls, nothing that could hang after a fork."""
-    seconds, memory = math.ceil(limits.seconds), limits.memory_bytes
-
-    def bound() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-
-    return bound
 
 
 def _read(code: int, out: bytes, err: bytes) -> Verdict:
