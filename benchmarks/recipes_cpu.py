@@ -1,0 +1,309 @@
+"""The weight recipes on two CPU cores, end to end and at the same budget: serve, record, report, train, release, measure.
+
+One task for all of them: capitals in exactly one finished sentence (the suite of `recipes/sao`; training and held-out items
+share no country). Every learning arm gets the same number of answers from the policy, 16 per step; what it is told about them
+is its own signal: a score, its group, a demonstration, a hint for the teacher. Arms per recipe: itself, an ablation that takes
+its idea away, a control that makes something simpler of the same answers, and the frozen model. Several recipes share a
+control, so a run is done once: cells are `arm/seed`, each starts a server of its own, and finished cells are kept in the
+results file, so they may be made one by one. Measured on held-out questions at temperature 1 and greedily.
+
+    python benchmarks/recipes_cpu.py --seeds 3 --minutes 120        # all cells that fit
+    python benchmarks/recipes_cpu.py --cells opd/0 frozen/0         # some
+    python benchmarks/recipes_cpu.py --table                        # what is there
+"""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.sao_cpu import interval, machine, score
+from reef_cli.control.client import Client
+from reef_cli.demo.run import SCENARIO, example_folder
+from reef_cli.demo.server import Server
+from reef_cli.evaluation.grade import grade_now
+from reef_cli.evaluation.suite import Item, Suite
+
+RESULTS = Path(__file__).parent / "results" / "recipes_cpu.json"
+BATCH, GROUP, DRAWS = 16, 4, 4
+HINT = "Answer in one short sentence."
+GRPO, SFT = "recipes.grpo.recipe:GRPORecipe", "recipes.sft.recipe:SFTRecipe"
+OPD, SDFT = "recipes.opd.recipe:OPDRecipe", "recipes.sdft.recipe:SDFTRecipe"
+SDPO, SAO = "recipes.sdpo.recipe:SDPORecipe", "recipes.sao.recipe:SAORecipe"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What a cell serves with, and what its reports say."""
+
+    recipe: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    grouped: bool = False
+    demonstration: str = ""
+    """Name of the metadata entry that carries the right answer, empty for none."""
+
+
+ARMS: Mapping[str, Arm | None] = {
+    "sao": Arm(SAO, {"critic_only_steps": 0}),
+    "grpo": Arm(GRPO, {"group_size": GROUP}, grouped=True),
+    "grpo-plain": Arm(GRPO, {"group_size": GROUP, "advantage": "dr_grpo", "off_policy": {"kind": "none"}}, grouped=True),
+    "sft": Arm(SFT, {}, demonstration="demonstration"),
+    "sft-own": Arm(SFT, {"imitate_above": 0.0}),
+    "sft-good": Arm(SFT, {"imitate_above": 1.0, "batch_size": 8}),
+    "opd": Arm(OPD, {"teacher_hint": HINT}),
+    "opd-top-k": Arm(OPD, {"teacher_hint": HINT, "loss": "top_k"}),
+    "opd-no-hint": Arm(OPD, {}),
+    "opd-continual": Arm(OPD, {"continual": "answers", "success": 1.0}, demonstration="teacher_answer"),
+    "sdft": Arm(SDFT, {"top_k": 50}, demonstration="teacher_context"),
+    "sdft-all-tokens": Arm(SDFT, {"top_k": 50, "skip_tokens": 0}, demonstration="teacher_context"),
+    "sdpo": Arm(SDPO, {"group_size": GROUP, "top_k": 50, "hybrid": 0.9, "success": 1.0}, grouped=True),
+    "sdpo-pure": Arm(SDPO, {"group_size": GROUP, "top_k": 50, "success": 1.0}, grouped=True),
+    "frozen": None,
+}
+PLAN: Mapping[str, tuple[str, str, str]] = {
+    "grpo": ("grpo", "grpo-plain", "sft-good"),
+    "sft": ("sft", "sft-own", "grpo"),
+    "opd": ("opd", "opd-no-hint", "grpo"),
+    "opd (top-K)": ("opd-top-k", "opd-no-hint", "grpo"),
+    "opd (continual)": ("opd-continual", "sft-own", "sft"),
+    "sdft": ("sdft", "sdft-all-tokens", "sft"),
+    "sdpo": ("sdpo", "sdpo-pure", "grpo"),
+    "sao": ("sao", "grpo-plain", "grpo"),
+}
+"""Per recipe: itself, its ablation, its control; `frozen` is every recipe's fourth arm."""
+
+
+@dataclass
+class Cell:
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    steps: int
+    sampled: float = 0.0
+    greedy: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    updates: int = 0
+    skipped: list[str] = field(default_factory=list)
+    trained_answers: int = 0
+    teacher_gap: list[float] = field(default_factory=list)
+    step_seconds: float = 0.0
+    seconds: float = 0.0
+    machine: Mapping[str, str] = field(default_factory=dict)
+
+
+class Talker:
+    """Asks, scores, and reports as an arm needs it; a step's answers are all there before the step is taken."""
+
+    def __init__(self, arm: Arm, server: Server, items: Sequence[Item], seed: int) -> None:
+        self._arm, self._server, self._items = arm, server, list(items)
+        self._random = random.Random(seed)
+        self.told = 0
+
+    def step(self, number: int) -> float:
+        """16 answers, reported; their mean reward."""
+        tasks = self._random.sample(self._items, BATCH // GROUP if self._arm.grouped else BATCH)
+        places = [(item, f"{number}.{i}", k) for i, item in enumerate(tasks) for k in range(GROUP if self._arm.grouped else 1)]
+        seeds = [self._random.getrandbits(31) for _ in places]
+        with ThreadPoolExecutor(8) as pool:
+            return statistics.fmean(pool.map(self._exchange, places, seeds))
+
+    def _exchange(self, place: tuple[Item, str, int], seed: int) -> float:
+        item, group, rollout = place
+        client = self._server.clone()
+        body = {
+            "model": "default",
+            "messages": [dict(message) for message in item.messages],
+            "max_tokens": 24,
+            "temperature": 1.0,
+            "seed": seed,
+        }
+        headers = {"x-reef-scenario": SCENARIO}
+        answer = client.request("POST", "/v1/chat/completions", body, headers=headers)
+        grade = grade_now(item.grader, answer.json["choices"][0]["message"]["content"] or "").score
+        metadata: dict[str, Any] = {"group": group, "rollout": rollout} if self._arm.grouped else {}
+        if self._arm.demonstration:
+            metadata[self._arm.demonstration] = right_answer(item)
+        report = {"score": grade, "references": [answer.headers["x-reef-agent-record-id"]], "metadata": metadata}
+        client.request("POST", "/reef/report", report, headers=headers)
+        client.close()
+        return grade
+
+
+def right_answer(item: Item) -> str:
+    """`capital-sri-lanka-what` and its grader's city as a sentence."""
+    country = " ".join(word.capitalize() for word in item.id.split("-")[1:-1])
+    return f"The capital of {country} is {city_of(item.grader)}."
+
+
+def city_of(grader: Any) -> str:
+    """The text the item's grader looks for."""
+    value = getattr(grader, "value", None)
+    if isinstance(value, str):
+        return value
+    found = [city_of(part) for part in getattr(grader, "graders", ())]
+    return next((text for text in found if text), "")
+
+
+def settled(client: Client, before: int, patience_s: float) -> Mapping[str, Any]:
+    """Wait for the next job to end, or for the queue to stay too short for one; the scenario's state then."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        state = next(row for row in client.get("/reef/status")["scenarios"] if row["name"] == SCENARIO)
+        ended = len(jobs(client)) > before and state["job"] is None
+        if ended or time.monotonic() > deadline:
+            return dict(state)
+        time.sleep(0.5)
+
+
+def jobs(client: Client) -> list[Mapping[str, Any]]:
+    """The scenario's jobs, newest first."""
+    rows: list[Mapping[str, Any]] = client.get(f"/reef/scenarios/{SCENARIO}/jobs")["jobs"]
+    return rows
+
+
+def configuration(arm: Arm, seed: int, model: str | None) -> str:
+    """The cell's serve.yaml. Without a suite the gate is open: what is measured is the run itself, good or bad."""
+    reef = {"recipe": arm.recipe, "batch_size": BATCH, "max_staleness": 4, "gate_every": 1000, **arm.settings}
+    engine = {"kind": "embedded", **({"model": model} if model else {})}
+    return yaml.safe_dump({"reef": reef, "engine": engine, "trainer": {"seed": seed}, "evaluation": {"smoke_items": 2}})
+
+
+def run(name: str, seed: int, steps: int, model: str | None) -> Cell:
+    """One cell from an empty home to its held-out scores."""
+    suite = Suite.load(example_folder() / "suite.jsonl")
+    arm, cell = ARMS[name], Cell(name, seed, steps, machine=machine())
+    home = Path(tempfile.mkdtemp(prefix=f"reef-bench-{name}-{seed}-"))
+    (home / "serve.yaml").write_text(configuration(arm or Arm(SAO), seed, model))
+    started = time.monotonic()
+    server = Server(home, home / "serve.yaml", {})
+    try:
+        client = server.wait_ready(600.0, lambda _: None)
+        client.post("/reef/scenarios", {"name": SCENARIO})
+        if arm is not None:
+            learn(cell, arm, client, server, suite.select("development").items, steps)
+        client.post(f"/reef/scenarios/{SCENARIO}/pause")
+        held_out = list(suite.select("heldout").items)
+        cell.sampled = score(client, server, held_out, 1.0, DRAWS)
+        cell.greedy = score(client, server, held_out, 0.0, 1)
+    finally:
+        server.stop()
+        shutil.rmtree(home, ignore_errors=True)
+    cell.seconds = round(time.monotonic() - started, 1)
+    return cell
+
+
+def learn(cell: Cell, arm: Arm, client: Client, server: Server, items: Sequence[Item], steps: int) -> None:
+    talker = Talker(arm, server, items, cell.seed)
+    batch = int(arm.settings.get("batch_size", BATCH))
+    for number in range(steps):
+        before = len(jobs(client))
+        cell.rewards.append(round(talker.step(number), 4))
+        # Arms that train on some answers only may have to wait for more of them.
+        state = settled(client, before, 240.0 if batch == BATCH else 20.0)
+        print(f"  {cell.arm}/{cell.seed} step {number + 1}: reward {cell.rewards[-1]:.2f}, head {state['head']}", flush=True)
+    done = [job["detail"].get("metrics", {}) for job in reversed(jobs(client)) if job["state"] == "settled"]
+    cell.updates = sum(bool(metrics.get("policy_updated")) for metrics in done)
+    cell.skipped = [str(metrics["skipped"]) for metrics in done if metrics.get("skipped")]
+    cell.trained_answers = sum(int(metrics.get("samples", 0)) for metrics in done)
+    cell.teacher_gap = [round(float(metrics["teacher_gap"]), 4) for metrics in done if "teacher_gap" in metrics]
+    cell.step_seconds = round(statistics.fmean([float(metrics["step_seconds"]) for metrics in done] or [0.0]), 2)
+
+
+# -- results ---------------------------------------------------------------------------------------------------------------
+
+
+def stored(path: Path) -> dict[str, dict[str, Any]]:
+    """Finished cells by `arm/seed`."""
+    return dict(json.loads(path.read_text())["cells"]) if path.exists() else {}
+
+
+def keep(path: Path, cells: Mapping[str, Mapping[str, Any]], steps: int) -> None:
+    """The results file: cells, and the table made of them."""
+    path.parent.mkdir(exist_ok=True)
+    payload = {"machine": machine(), "steps": steps, "batch": BATCH, "draws": DRAWS, "table": table(cells), "cells": cells}
+    path.write_text(json.dumps(payload, indent=1) + "\n")
+
+
+def table(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Per recipe and arm: seeds, mean and 95 % interval of the held-out scores; arms without a cell are left out."""
+    found: dict[str, Any] = {}
+    for recipe, (own, ablation, control) in PLAN.items():
+        rows = {"recipe": own, "ablation": ablation, "control": control, "frozen": "frozen"}
+        found[recipe] = {role: summary(cells, arm) for role, arm in rows.items()}
+    return found
+
+
+def summary(cells: Mapping[str, Mapping[str, Any]], arm: str) -> dict[str, Any]:
+    mine = [cell for cell in cells.values() if cell["arm"] == arm]
+    if not mine:
+        return {"arm": arm, "seeds": 0}
+    shown: dict[str, Any] = {"arm": arm, "seeds": len(mine)}
+    for what in ("sampled", "greedy"):
+        values = [float(cell[what]) for cell in mine]
+        shown[what] = round(statistics.fmean(values), 3)
+        # A single run has no interval.
+        shown[f"{what}_interval"] = [round(edge, 3) for edge in interval(values)] if len(values) > 1 else None
+    return shown
+
+
+def show(cells: Mapping[str, Mapping[str, Any]]) -> None:
+    """The table on the terminal."""
+    for recipe, rows in table(cells).items():
+        print(recipe)
+        for role, row in rows.items():
+            text = "not run" if not row["seeds"] else f"T=1 {row['sampled']:.3f} {row['sampled_interval'] or ''}"
+            greedy = "" if not row["seeds"] else f"  greedy {row['greedy']:.3f}"
+            print(f"  {role:9} {row['arm']:16} seeds {row['seeds']}  {text}{greedy}")
+
+
+def wanted(args: argparse.Namespace, cells: Mapping[str, Any]) -> list[str]:
+    """Cells to run, seed by seed so that every recipe has a first number early; those that are there are left out."""
+    arms = list(dict.fromkeys(["frozen", *(arm for row in PLAN.values() for arm in row)]))
+    # A frozen model's greedy and seeded answers do not depend on the seed.
+    every = [f"{arm}/{seed}" for seed in range(args.seeds) for arm in arms if arm != "frozen" or seed == 0]
+    return [cell for cell in args.cells or every if cell not in cells]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--cells", nargs="+", help="arm/seed; default: all")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no cell that would not end within this budget")
+    parser.add_argument("--model")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="show what is there and run nothing")
+    args = parser.parse_args()
+    cells = stored(args.json)
+    deadline = time.monotonic() + 60 * args.minutes
+    longest = 0.0
+    for name in [] if args.table else wanted(args, cells):
+        if time.monotonic() + longest > deadline:
+            print(f"the budget of {args.minutes:g} minutes is used up before {name}")
+            break
+        arm, _, seed = name.partition("/")
+        cell = run(arm, int(seed), args.steps, args.model)
+        longest = max(longest, cell.seconds)
+        # Read again: another run may have finished cells of its own meanwhile.
+        cells = {**stored(args.json), name: asdict(cell)}
+        keep(args.json, cells, args.steps)
+        print(f"{name}: T=1 {cell.sampled:.3f}, greedy {cell.greedy:.3f}, {cell.seconds:.0f} s", flush=True)
+    show(cells)
+
+
+if __name__ == "__main__":
+    main()
