@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs_pages import canary, cli, configuration, files, metrics, numbers, records, routes
+from docs_pages import canary, cli, configuration, files, metrics, numbers, power, records, routes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,6 +22,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 }
 SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
     ("README.md", "numbers"): lambda: numbers.table(ROOT / "benchmarks" / "results"),
+    ("docs/evaluation.md", "power"): lambda: power.table(ROOT / "benchmarks" / "results"),
     ("docs/http-api.md", "routes"): routes.table,
     ("docs/operations.md", "home"): files.table,
     ("docs/routing.md", "canary"): lambda: canary.table(ROOT / "benchmarks" / "results" / "canary.json"),
