@@ -53,11 +53,11 @@ class GRPORecipe(WeightsRecipe):
     for_program: ClassVar[tuple[str, ...]] = ("policy_lr", "advantage", "aggregate", "off_policy")
 
     def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:
-        """One sample per scored receipt that names its group, or a stable reason why there is none."""
+        """One sample per scored answer or episode that names its group, or a stable reason why there is none."""
         places = group_places(report)
         if isinstance(places, Refusal):
             return places
-        return scored_sample(report, records, step_of, max_temperature=self.max_temperature, extras=places)
+        return scored_sample(report, records, step_of, max_temperature=self.max_temperature, extras=places, turns=True)
 
     def group(self, sample: Sample) -> Group:
         """Batches take whole groups."""

@@ -61,8 +61,10 @@ class OPDProgram(Program):
 
     def train(self, policy: Policy, batch: Batch) -> StepReport:
         report = self._learn(policy, batch)
-        failed = mean([float(weight > 0) for weight in batch.weights])
-        told = {} if self.settings.continual == "off" else {"escalated_share": failed}
+        told: dict[str, float] = {}
+        if self.settings.continual != "off":
+            cost = sum(float(sample.extras.get("teacher_cost", 0.0)) for sample in batch.samples)
+            told = {"escalated_share": mean([float(weight > 0) for weight in batch.weights]), "teacher_cost": cost}
         return StepReport(report.policy_updated, {**report.metrics, **told})
 
     def _learn(self, policy: Policy, batch: Batch) -> StepReport:

@@ -112,6 +112,8 @@ class OPDRecipe(WeightsRecipe):
         extras = {} if not records else conversation(records[0])
         if s.continual == "answers":
             extras[Extras.DEMONSTRATION] = report.metadata.get("teacher_answer")
+        cost = report.metadata.get("teacher_cost", 0.0)
+        extras["teacher_cost"] = float(cost) if isinstance(cost, int | float) else 0.0
         sample = traced_sample(report, records, step_of, reward=score, max_temperature=self.max_temperature, extras=extras)
         return self._recorded(report, sample) if s.teacher == "recorded" and isinstance(sample, Sample) else sample
 

@@ -191,8 +191,14 @@ def _program(path: str, recipe: type[Any]) -> Iterator[str]:
 
 def _folder(path: str, recipe: type[Any]) -> Iterator[str]:
     folder = Path(inspect.getfile(recipe)).parent
-    if not (folder / "README.md").is_file():
+    readme = folder / "README.md"
+    if not readme.is_file():
         yield f"{folder.name}/README.md is missing"
+    else:
+        text = readme.read_text(encoding="utf-8")
+        own = {f.name for f in dataclasses.fields(recipe.settings_type)} - {f.name for f in dataclasses.fields(RecipeSettings)}
+        if missing := sorted(name for name in own if f"`{name}`" not in text):
+            yield f"{folder.name}/README.md does not name {', '.join(missing)}"
     examples = sorted(folder.glob("examples/**/*.yaml"))
     if not examples:
         yield f"{folder.name}/examples has no serve.yaml"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from reef_cli.core.types import Cadence, Extras, Inference, Report, Sample, Surface, TokenSpan
 from reef_cli.learning.contract import Acquisition, ProgramSpec, RecipeSettings, Refusal, Target, Tools
+from reef_cli.learning.turns import joined
 
 
 def scored_sample(
@@ -21,13 +22,16 @@ def scored_sample(
     *,
     max_temperature: float,
     extras: Mapping[str, Any] | None = None,
+    turns: bool = False,
 ) -> Sample | Refusal:
-    """One sample from a report with a finite score that cites one receipt with the engine's own sound trace."""
+    """One sample from a report with a finite score; the rest as in `traced_sample`."""
     if report.score is None:
         return Refusal("needs_score")
     if not math.isfinite(report.score):
         return Refusal("score_not_finite")
-    return traced_sample(report, records, step_of, reward=report.score, max_temperature=max_temperature, extras=extras)
+    return traced_sample(
+        report, records, step_of, reward=report.score, max_temperature=max_temperature, extras=extras, turns=turns
+    )
 
 
 def traced_sample(
@@ -38,29 +42,26 @@ def traced_sample(
     reward: float,
     max_temperature: float,
     extras: Mapping[str, Any] | None = None,
+    turns: bool = False,
 ) -> Sample | Refusal:
-    """One sample with a given reward from a report that cites one receipt with the engine's own sound trace."""
-    if len(records) != 1:
+    """One sample with a given reward from a report that cites one receipt with the engine's own sound trace.
+
+    With `turns` it may cite the receipts of consecutive turns, oldest first, which become one sequence.
+    """
+    if not records or (len(records) != 1 and not turns):
         return Refusal("needs_single_receipt")
-    record = records[0]
-    tokens = record.tokens
-    if not record.complete:
-        return Refusal("incomplete")
+    for record in records:
+        if reason := _unsound(record, max_temperature):
+            return Refusal(reason)
+    tokens = joined([record.tokens for record in records if record.tokens is not None])
     if tokens is None:
-        return Refusal("no_tokens")
-    fault = tokens.fault()
-    if fault is not None:
-        return Refusal(fault)
-    if not any(tokens.loss_mask):
-        return Refusal("nothing_trainable")
-    if not 0 < tokens.temperature <= max_temperature:
-        return Refusal("temperature_out_of_range")
+        return Refusal("turns_do_not_join")
     producing = tuple(dict.fromkeys(span.version for span in tokens.spans))
     if any(version not in step_of for version in producing):
         return Refusal("unknown_weight_version")
     return Sample(
         id=report.id,
-        records=(record.id,),
+        records=tuple(record.id for record in records),
         tokens=tokens,
         reward=float(reward),
         producing=producing,
@@ -68,6 +69,19 @@ def traced_sample(
         created_at=report.created_at,
         extras=dict(extras or {}),
     )
+
+
+def _unsound(record: Inference, max_temperature: float) -> str | None:
+    """Why an exchange cannot be part of a sample."""
+    if not record.complete:
+        return "incomplete"
+    if record.tokens is None:
+        return "no_tokens"
+    if fault := record.tokens.fault():
+        return fault
+    if not any(record.tokens.loss_mask):
+        return "nothing_trainable"
+    return None if 0 < record.tokens.temperature <= max_temperature else "temperature_out_of_range"
 
 
 def group_places(report: Report) -> dict[str, Any] | Refusal:

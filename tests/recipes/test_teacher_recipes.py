@@ -165,7 +165,7 @@ def test_continual_opd_asks_the_teacher_only_about_failures(toy_model: Path) -> 
     recipe = opd(continual="answers")
     lab = learner(toy_model, recipe.program())
     passed = admitted(recipe, 1, score=1.0, metadata={"teacher_answer": "no"})
-    failed = admitted(recipe, 2, score=0.0, metadata={"teacher_answer": "yes"})
+    failed = admitted(recipe, 2, score=0.0, metadata={"teacher_answer": "yes", "teacher_cost": 0.25})
     alone = admitted(recipe, 3, score=0.0)
     samples = recipe.assemble([passed, failed, alone], TOOLS)
     assert [s.extras.get(Extras.WEIGHT, 1.0) for s in samples] == [0.0, 1.0, 0.0]
@@ -173,6 +173,7 @@ def test_continual_opd_asks_the_teacher_only_about_failures(toy_model: Path) -> 
     metrics = lab.step(samples).metrics
     assert metrics["policy_loss"] == pytest.approx(-sum(row) / len(row), rel=1e-4)
     assert metrics["escalated_share"] == pytest.approx(1 / 3) and metrics["imitated_tokens"] == 4
+    assert metrics["teacher_cost"] == 0.25
 
 
 def test_continual_opd_by_the_normalised_gap(toy_model: Path) -> None:
