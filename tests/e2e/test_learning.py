@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def learner(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Learns from every two reports; shared, so tests ask what happened since they began."""
-    with serving(tmp_path_factory.mktemp("home") / "h", tiny_model, **SAO) as server:
+    exact = {"engine.dtype": "float32"}  # one test compares tokens with another implementation
+    with serving(tmp_path_factory.mktemp("home") / "h", tiny_model, **SAO, **exact) as server:
         yield server
 
 
@@ -106,6 +107,39 @@ def test_a_record_never_trains_twice(learner: Server) -> None:
         same = {"agent_record_id": id_, "score": record["score"], "references": record["references"]}
         assert client.post("/reef/report", json=same).status_code == 200
         assert client.post("/reef/report", json=same | {"score": 17.0}).status_code == 409
+def test_the_published_adapter_says_the_same_in_plain_transformers_and_peft(learner: Server, tiny_model: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from reef_cli.releases.service import ReleaseService
+
+    learned(learner)
+    head = learner.releases()[0]
+    assert head["current"] and head["kind"] == "lora"
+    fixed = {"temperature": 0, "ignore_eos": True, "max_tokens": 24}
+    reply = learner.ask("the quick brown fox", **fixed)
+    assert reply.headers["x-reef-release-id"] == head["release_id"]
+    record = learner.get(f"/reef/scenarios/default/records/{reply.headers['x-reef-agent-record-id']}")
+    prompt, served = record["tokens"]["prompt_ids"], record["tokens"]["output_ids"]
+    assert len(served) == 24
+
+    folder = ReleaseService(learner.home).directory(head["content_id"])
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(folder))
+    choice = {"do_sample": False, "max_new_tokens": 24, "min_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None}
+
+    def greedy() -> list[int]:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            made = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **choice)
+        return made[0, len(prompt) :].tolist()
+
+    assert greedy() == served
+    with model.disable_adapter():
+        assert greedy() != served, "the adapter is what makes the difference"
+
+
         new = {"agent_record_id": f"new{number}:{id_}", "score": 1.0, "references": record["references"]}
         reply = client.post("/reef/report", json=new).json()
         assert reply["eligible"] == [{"reference": record["references"][0], "eligible": False, "reason": "already_trained"}]
