@@ -5,16 +5,16 @@ of a step is one group of the batch builder. The tensor half these recipes share
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from reef_cli.core.errors import ConfigError
-from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
-from reef_cli.learning.contract import Acquisition, Extras, Group, GroupSettings, ProgramSpec, Refusal, Target
-from reef_cli.learning.samples import scored_sample
+from reef_cli.core.types import Extras, Inference, Report, Sample
+from reef_cli.learning.contract import Acquisition, Group, GroupSettings, Refusal
+from reef_cli.learning.samples import WeightsRecipe, scored_sample
 
-MAX_TEMPERATURE = 2.0
-_PROGRAM_FIELDS = ("lr", "kl_coefficient", "divergence", "beta", "weight_cap", "min_ess")
+GRID = "grid"
+"""The entry of `Sample.extras` that names the step a try belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,13 @@ class GridSettings(GroupSettings):
             )
 
 
-class GridRecipe:
+class GridRecipe(WeightsRecipe):
     """What such recipes share; one of them adds its name, its title and its settings."""
 
-    surface: ClassVar[Surface] = Surface.WEIGHTS
-    cadence: ClassVar[Cadence] = Cadence.ROLLING
     acquisition: ClassVar[Acquisition] = Acquisition.PROACTIVE
-    target: ClassVar[Target] = Target.MODEL
+    program_path: ClassVar[str] = "reef_cli.trainer.entropic:EntropicProgram"
+    for_program: ClassVar[tuple[str, ...]] = ("lr", "kl_coefficient", "divergence", "beta", "weight_cap", "min_ess")
     settings: GridSettings
-
-    def __init__(self, settings: GridSettings) -> None:
-        self.settings = settings
 
     @property
     def groups(self) -> int:
@@ -94,14 +90,10 @@ class GridRecipe:
         if step < 0 or not 0 <= group < self.groups or not 0 <= rollout < self.settings.group_size:
             return Refusal("outside_the_grid")
         grid = f"{report.metadata.get('run', '')}/{step}"
-        extras: dict[str, Any] = {Extras.GROUP: f"{grid}/{group}", "grid": grid, "place": f"{group}/{rollout}"}
-        return scored_sample(report, records, step_of, max_temperature=MAX_TEMPERATURE, extras=extras)
+        extras = {Extras.GROUP: f"{grid}/{group}", Extras.ROLLOUT: str(rollout), GRID: grid}
+        return scored_sample(report, records, step_of, max_temperature=self.max_temperature, extras=extras)
 
     def group(self, sample: Sample) -> Group:
         """A step trains whole: its grid is one group, and the batch holds exactly it."""
-        return Group(sample.extras["grid"], self.settings.batch_size, sample.extras["place"])
-
-    def program(self) -> ProgramSpec:
-        """The trainer half with its settings."""
-        settings = asdict(self.settings)
-        return ProgramSpec("reef_cli.trainer.entropic:EntropicProgram", {name: settings[name] for name in _PROGRAM_FIELDS})
+        member = f"{sample.extras[Extras.GROUP]}/{sample.extras[Extras.ROLLOUT]}"
+        return Group(sample.extras[GRID], self.settings.batch_size, member)

@@ -8,7 +8,6 @@ Groups of equal rewards are left out: they say nothing, and their distance term 
 Python floats (float64) until they are advantages: near a record they differ by less than float32 can tell.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from reef_cli.core.types import Sample
 from reef_cli.trainer.batching import Batch, MicroBatch
 from reef_cli.trainer.diagnostics import batch_metrics, mean
 from reef_cli.trainer.engine import Policy
+from reef_cli.trainer.groups import positions
 from reef_cli.trainer.losses import importance
 from reef_cli.trainer.losses.advantages import adaptive_beta, entropic_advantages, kl_advantages
 from reef_cli.trainer.losses.policy import Terms
@@ -27,9 +27,6 @@ from reef_cli.trainer.model import TokenOutput
 from reef_cli.trainer.program import OptimizerSettings, Program, StepReport
 from reef_cli.trainer.stepping import step
 from reef_cli.trainer.teachers import FrozenBase
-
-GROUP = "group"
-"""The entry of `Sample.extras` with the key of a sample's comparison set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +110,15 @@ class EntropicProgram(Program):
 
 def advantages(samples: Sequence[Sample], settings: ProgramSettings) -> Grid:
     """Entropic leave-one-out advantages inside each comparison set, in the order of the samples."""
-    members: dict[str, list[int]] = defaultdict(list)
-    for position, sample in enumerate(samples):
-        members[str(sample.extras.get(GROUP, ""))].append(position)
     grid = Grid([0.0] * len(samples), [False] * len(samples), [], 0)
     constant = 0
-    for positions in members.values():
-        rewards = [samples[position].reward for position in positions]
+    for members in positions(samples):
+        rewards = [samples[position].reward for position in members]
         if min(rewards) == max(rewards):
             constant += 1
             continue
         beta = adaptive_beta(rewards, settings.divergence) if settings.beta is None else settings.beta
         grid.betas.append(beta)
-        for position, value in zip(positions, entropic_advantages(rewards, beta=beta, cap=settings.weight_cap), strict=True):
+        for position, value in zip(members, entropic_advantages(rewards, beta=beta, cap=settings.weight_cap), strict=True):
             grid.advantages[position], grid.trains[position] = value, True
     return Grid(grid.advantages, grid.trains, grid.betas, constant)

@@ -16,8 +16,8 @@ from recipes.tttd.recipe import TTTDRecipe, TTTDSettings
 from reef_cli.config.load import load
 from reef_cli.core.errors import ConfigError
 from reef_cli.core.ids import RecordId
-from reef_cli.core.types import Inference, Report, Sample
-from reef_cli.learning.contract import Extras, Group, Grouping, Refusal
+from reef_cli.core.types import Extras, Inference, Report, Sample
+from reef_cli.learning.contract import Group, Grouping, Refusal
 from reef_cli.learning.grid import GridRecipe
 from reef_cli.trainer.entropic import EntropicProgram, ProgramSettings, advantages
 from reef_cli.trainer.learner import Learner
@@ -44,7 +44,7 @@ def test_a_try_knows_its_place_and_a_step_is_one_group() -> None:
     made = admit(PLACE)
     assert isinstance(made, Sample)
     recipe = TTTDRecipe(TTTDSettings(batch_size=8, group_size=4))
-    assert isinstance(recipe, Grouping) and recipe.group(made) == Group("p-1/3", 8, "1/2")
+    assert isinstance(recipe, Grouping) and recipe.group(made) == Group("p-1/3", 8, "p-1/3/1/2")
     assert made.extras[Extras.GROUP] == "p-1/3/1" and recipe.settings.max_staleness == 0 and recipe.groups == 2
 
 
