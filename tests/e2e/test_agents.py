@@ -45,7 +45,7 @@ def test_agent(name: str, front: Server, provider: Upstream, tmp_path: Path) -> 
     made = run(["bash"], bare | registry | {"REEF_TOKEN": front.token}, work, script.text, 600)
     assert made.returncode == 0 and "installed" in made.stderr, made.stderr
     wrapper = str(home / ".local/bin" / f"reef-{name.partition('@')[0]}")
-    ran = run([wrapper, *words, "make a file"], bare, work, "", 180)
+    ran = run([wrapper, *words, "make a file"], bare, work, "", 600)
     assert ran.returncode == 0 and "Finished." in ran.stdout, ran.stdout + ran.stderr
     assert (work / "made.txt").exists() or name == "codex", (
         "codex has a sandbox of its own, which not every machine lets it make"
@@ -61,12 +61,12 @@ def test_agent(name: str, front: Server, provider: Upstream, tmp_path: Path) -> 
     main = [turn["row"]["id"] for turn in tree["branches"][0]["turns"]]
     assert [record["id"] for record in records][-2:] == main[-2:], "the turn with the result continues the one that called"
 
-    reported = run([wrapper, "report", "--score", "1"], bare, work, "", 60)
+    reported = run([wrapper, "report", "--score", "1"], bare, work, "", 300)
     assert reported.returncode == 0, reported.stderr
     (report,) = front.get(f"/reef/scenarios/{scenario}/records", request_type="report")["records"]
     cited = front.get(f"/reef/scenarios/{scenario}/records/{report['id']}")["references"]
     assert set(cited) <= {record["id"] for record in records} and main[-1] in cited
-    assert run([wrapper, "uninstall"], bare, work, "", 60).returncode == 0
+    assert run([wrapper, "uninstall"], bare, work, "", 300).returncode == 0
 
 
 def run(argv: list[str], env: dict[str, str], work: Path, given: str, limit_s: float) -> subprocess.CompletedProcess[str]:

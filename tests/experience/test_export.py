@@ -101,7 +101,7 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_lines_that_are_not_json_are_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"a": 1}\n\n{"kind": \n')
-    with pytest.raises(UsageError, match="bad.jsonl:3 is not JSON"):
+    with pytest.raises(UsageError, match=r"bad\.jsonl:3 is not JSON"):
         list(export.read(path))
 
 

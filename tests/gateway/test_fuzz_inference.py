@@ -34,13 +34,11 @@ CHAT = {
         {"role": "tool", "tool_call_id": "c1", "content": "ok"},
     ],
     "tools": [{"type": "function", "function": FUNCTION}],
-
-        "n": 2,
-        "logprobs": True,
-        "logit_bias": {"5": -1},
-        "max_completion_tokens": 9,
-        "stream_options": {"include_usage": True}
-    ,
+    "n": 2,
+    "logprobs": True,
+    "logit_bias": {"5": -1},
+    "max_completion_tokens": 9,
+    "stream_options": {"include_usage": True},
     **OPTIONS,
 }
 MESSAGES = {
@@ -62,7 +60,11 @@ MESSAGES = {
     "tools": [{"name": "bash", "input_schema": {"type": "object"}}],
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
     "thinking": {"type": "enabled", "budget_tokens": 5},
-    "temperature": 0.5, "top_k": 4, "stop_sequences": ["x"], "stream": True, "metadata": {"user_id": "{}"},
+    "temperature": 0.5,
+    "top_k": 4,
+    "stop_sequences": ["x"],
+    "stream": True,
+    "metadata": {"user_id": "{}"},
 }
 RESPONSES = {
     "model": "m",
@@ -79,7 +81,11 @@ RESPONSES = {
     ],
     "text": {"format": {"type": "text"}},
     "reasoning": {"effort": "low", "summary": "auto"},
-    "max_output_tokens": 9, "store": False, "stream": True, "prompt_cache_key": "k", "tool_choice": "auto",
+    "max_output_tokens": 9,
+    "store": False,
+    "stream": True,
+    "prompt_cache_key": "k",
+    "tool_choice": "auto",
 }
 RAW = {"model": "m", "prompt": "once", "max_tokens": 5, "logprobs": 1, "echo": False, "n": 2, **OPTIONS}
 SMALL = [capture for capture in captures() if len(json.dumps(capture.body)) < 20_000]
