@@ -36,6 +36,7 @@ class EventStream:
         self._keepalive = keepalive
         self._loop = asyncio.get_running_loop()
         self._last = 0.0
+        self._chunked = False
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
 
@@ -67,6 +68,20 @@ class EventStream:
             await self._response.write(data)
         except ConnectionError as error:
             raise ClientLeft from error
+        self._chunked = self._response.headers.get("Transfer-Encoding") == "chunked"
+
+    def send_now(self, data: bytes) -> bool:
+        """Write whole frames without waiting; False, and nothing was written, unless the client has taken all that was sent.
+
+        The answer's own way to its socket costs three times as much. It is taken once before, since it carries the headers.
+        """
+        transport = self._request.transport
+        if not self._chunked or transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        if data:
+            self._last = self._loop.time()
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     async def end(self) -> web.StreamResponse:
         """Close the stream; safe when the client has gone."""

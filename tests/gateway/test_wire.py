@@ -189,6 +189,41 @@ async def test_a_slow_reader_holds_the_upstream_back() -> None:
         assert len(await answer.read()) == 64 << 20
 
 
+@pytest.mark.parametrize("gap", [0.0, 0.01])
+async def test_pieces_are_handed_on_as_they_come_until_the_taker_stops(gap: float) -> None:
+    parts = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *(b"1\r\n%d\r\n" % n for n in range(6)), b"0\r\n\r\n"]
+    async with wired(answering(*parts, gap=gap)) as (wire, made):
+        answer = await get(wire)
+        taken = b""
+
+        def take(data: bytes) -> bool:
+            nonlocal taken
+            taken += data
+            return b"3" not in taken
+
+        await answer.forward(take)
+        assert taken[:4] == b"0123" and not answer.spent
+        rest = await answer.read()
+        assert (taken + rest, answer.spent) == (b"012345", True)
+        assert await (await get(wire)).read() == b"012345"
+        assert len(made) == 1
+
+
+async def test_what_is_handed_on_may_break_off() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nso")
+        await asyncio.sleep(0.02)
+        writer.write(b" far")
+
+    async with wired(serve) as (wire, _):
+        taken = bytearray()
+        answer = await get(wire)
+        with pytest.raises(BrokenOff):
+            await answer.forward(lambda data: bool(taken.__iadd__(data)))
+        assert taken == b"so far"
+
+
 async def test_giving_an_answer_up_closes_its_connection() -> None:
     left = asyncio.Event()
 

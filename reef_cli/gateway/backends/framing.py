@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: (.*))?", re.DOTALL)
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
+_PLAIN_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _LINE_LIMIT = 1 << 14
 
 Headers = Sequence[tuple[str, str]]
@@ -72,6 +73,8 @@ class Chunked:
         self._trailing = False
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        if not (self._left or self._closing or self._trailing or self._rest) and (whole := _one_chunk(data)) is not None:
+            return whole, None
         buffer = self._rest + data if self._rest else data
         self._rest = b""
         at, size = 0, len(buffer)
@@ -114,6 +117,16 @@ class Chunked:
         if len(line) > _LINE_LIMIT:
             raise ValueError("a line between chunks is too long")
         return line
+
+
+def _one_chunk(data: bytes) -> bytes | None:
+    """What is in `data` when it is exactly one chunk, as servers that stream events send them."""
+    end = data.find(b"\r\n", 0, 18)
+    if end < 0 or _PLAIN_SIZE.fullmatch(data, 0, end) is None:
+        return None
+    size = int(data[:end], 16)
+    whole = size > 0 and len(data) == end + size + 4 and data.endswith(b"\r\n")
+    return data[end + 2 : -2] if whole else None
 
 
 def body_of(head: Head) -> tuple[Body, bool]:

@@ -45,10 +45,13 @@ def is_terminal(dialect: Dialect, frame: bytes) -> bool:
 
 def _suspect(ready: bytes, marks: tuple[bytes, ...]) -> int:
     """Where the first frame starts that may need a look, or -1. Frames before it go on unseen."""
-    found = [at for mark in marks if (at := ready.find(mark)) >= 0]
-    if not found:
+    first = -1
+    for mark in marks:
+        if (at := ready.find(mark)) >= 0 and (first < 0 or at < first):
+            first = at
+    if first < 0:
         return -1
-    blank = -1 if b"\r" in ready else ready.rfind(b"\n\n", 0, min(found))
+    blank = -1 if b"\r" in ready else ready.rfind(b"\n\n", 0, first)
     return blank + 2 if blank >= 0 else 0
 
 

@@ -6,7 +6,7 @@ longer than a keep-alive's interval, headers and keep-alives go first and a refu
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 from aiohttp import web
@@ -96,22 +96,28 @@ class _Flow:
     def announce(self, response: Answer) -> None:
         """Add what of the provider's headers the client may see."""
 
-    async def chunks(self, response: Answer) -> AsyncIterator[bytes]:
-        """The provider's bytes as they come; breaks surface as `UpstreamError` or `UpstreamTimeout`.
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around reading the provider's bytes: breaks surface as `UpstreamError` or `UpstreamTimeout`.
 
         All the time of a stream counts as waiting for the provider: a clock read per chunk would cost more than it tells.
         """
-        clock, context = self.call.deps.clock, self.call.context
+        clock = self.call.deps.clock
         began = clock.monotonic()
         try:
-            while chunk := await response.chunk():
-                if self.first_s is None:
-                    self.first_s = clock.monotonic() - context.started
-                yield chunk
+            yield
         except OSError as error:
             raise broken(error) from error
         finally:
-            context.waited(clock.monotonic() - began)
+            self.call.context.waited(clock.monotonic() - began)
+
+    async def chunks(self, response: Answer) -> AsyncIterator[bytes]:
+        """The provider's bytes as they come."""
+        with self.waiting():
+            while chunk := await response.chunk():
+                if self.first_s is None:
+                    self.first_s = self.call.deps.clock.monotonic() - self.call.context.started
+                yield chunk
 
     async def _unstreamed(self, response: Answer) -> None:
         """The provider answered whole although a stream was asked for: the client gets its stream all the same."""
@@ -130,6 +136,7 @@ class PassThrough(_Flow):
     def __init__(self, call: Call, asking: Asking, backend: Posting) -> None:
         self.relay = Relay(call.dialect, asking.drop_usage)
         self._read = False
+        self._late = b""
         super().__init__(call, asking, backend)
 
     def keepalive(self) -> bytes:
@@ -153,11 +160,12 @@ class PassThrough(_Flow):
         return self.reader.answers()
 
     async def pump(self, response: Answer) -> None:
-        async for chunk in self.chunks(response):
-            await self.stream.send(self.relay.feed(chunk))
-            if self.relay.held:
-                break
-        else:
+        with self.waiting():
+            while not (self.relay.held or response.spent):
+                await response.forward(self._pass)
+                await self.stream.send(self._late)
+                self._late = b""
+        if not self.relay.held:
             await self.stream.send(self.relay.end())
         if self.call.receipt is None and self.relay.held:
             await self.stream.send(self.relay.held)
@@ -169,6 +177,16 @@ class PassThrough(_Flow):
             await _let_close(response)
         else:
             await self._cut(answers)
+
+    def _pass(self, chunk: bytes) -> bool:
+        """Send frames on while the client keeps up; else, and with the terminal frame, `pump` goes on."""
+        if self.first_s is None:
+            self.first_s = self.call.deps.clock.monotonic() - self.call.context.started
+        ready = self.relay.feed(chunk)
+        if not self.stream.send_now(ready):
+            self._late = ready
+            return False
+        return not self.relay.held
 
     async def _whole(self, answers: list[Answered]) -> None:
         error = None if self.reader.error is None else cause(self.reader.error)

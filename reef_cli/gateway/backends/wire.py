@@ -8,7 +8,7 @@ dialect.
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from yarl import URL
 
@@ -42,6 +42,7 @@ class Answer:
         self._held = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._forward: Callable[[bytes], bool] | None = None
 
     def header(self, name: str) -> str | None:
         """The first header of that (lower-case) name."""
@@ -51,6 +52,11 @@ class Answer:
     def content_type(self) -> str:
         """The media type alone, in lower case; empty when none is named."""
         return (self.header("content-type") or "").partition(";")[0].strip().lower()
+
+    @property
+    def spent(self) -> bool:
+        """Whether the whole body came and was handed over."""
+        return self.done and self._error is None and not self._parts
 
     async def chunk(self) -> bytes:
         """What has arrived since the last call, at least one byte; empty at the end. `BrokenOff`, `TimeoutError`."""
@@ -68,6 +74,23 @@ class Answer:
         self._held = 0
         return data
 
+    async def forward(self, take: Callable[[bytes], bool]) -> None:
+        """Hand each piece to `take` the moment it arrives; returns when `take` says False, or at the end. Raises as `chunk`.
+
+        `take` is called where the socket is read and must be quick. Waking a task for each piece costs as much as all the rest.
+        """
+        while self._parts:
+            if not take(await self.chunk()):
+                return
+        if not self.done:
+            self._forward, self._waiter = take, self._connection.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._forward = None
+        if self._error is not None and not self._parts:
+            raise self._error
+
     async def read(self) -> bytes:
         """The whole body."""
         parts = []
@@ -82,6 +105,11 @@ class Answer:
 
     def feed(self, data: bytes) -> None:
         """The connection's: more of the body."""
+        if self._forward is not None:
+            if not self._forward(data):
+                self._forward = None
+                self._wake()
+            return
         self._parts.append(data)
         self._held += len(data)
         if self._held >= _READ_AHEAD:
