@@ -107,8 +107,9 @@ def _through_heads(
 def top_entries(
     hidden: Tensor, head: nn.Module, temperature: Tensor, k: int, elements: int = CHUNK_ELEMENTS
 ) -> tuple[Tensor, Tensor]:
-    """The `k` likeliest ids `[N, k]` at each hidden state and their log-probs, likeliest first."""
-    found = [_log_softmax(hidden[part], head, temperature[part]).topk(k, -1) for part in _chunks(len(hidden), head, elements)]
+    """The `k` likeliest ids `[N, k]` at each hidden state and their log-probs, likeliest first; all where there are fewer."""
+    logprobs = (_log_softmax(hidden[part], head, temperature[part]) for part in _chunks(len(hidden), head, elements))
+    found = [part.topk(min(k, part.shape[-1]), -1) for part in logprobs]
     if not found:
         return hidden.new_zeros((0, k), dtype=torch.long), hidden.new_zeros((0, k), dtype=torch.float32)
     return torch.cat([part.indices for part in found]), torch.cat([part.values for part in found])
