@@ -102,8 +102,8 @@ class Canaries:
         trial = self._trial(scenario)
         if trial is None or trial.stuck is not None:
             return
-        if trial.canary.content_id == trial.head.content_id:
-            await self._settle(trial, Operation.PROMOTE, {"reason": "the canary's content is the head's"})
+        if trial.canary.content_id == trial.head.content_id or trial.canary.release_id != trial.policy.canary:
+            await self._settle(trial, Operation.PROMOTE, {"reason": "the canary was promoted"})
             return
         while page := await asyncio.to_thread(self._page, trial):
             for scored in page:

@@ -187,11 +187,10 @@ class Publisher:
     ) -> Release:
         """Release a policy and serve by it. What it names is loaded first, so one that cannot be served changes nothing."""
         async with self._lock(scenario):
-            arms = await self.routes.prepare(scenario, policy)
+            arms = await self.routes.prepare(scenario, policy, self.served(scenario))
             move = self._releases.route
             release = await asyncio.to_thread(move, scenario, policy, expected_head, author, operation, evidence)
-            self.routes.put(scenario, Route(release, policy, arms))
-            self._retire(scenario)
+            self._take_up(scenario, Route(release, policy, arms))
         event = {Operation.PROMOTE: "canary_promoted", Operation.ROLLBACK: "canary_returned"}.get(operation, "routed")
         reason = (evidence or {}).get("reason")
         await self.note(release, event, {"policy": policy.wire(), "author": author, "reason": reason})
@@ -200,7 +199,8 @@ class Publisher:
     async def follow(self, scenario: str) -> Release:
         """Serve the chain's head and its routing policy if another process (an offline command) moved them."""
         async with self._lock(scenario):
-            await self._follow_routing(scenario)
+            if scenario in self._served:
+                await self._follow_routing(scenario)
             head = await asyncio.to_thread(self._releases.head, scenario)
             served = self._served.get(scenario)
             if head is None or (served is not None and served.release_id == head.release_id):
@@ -209,10 +209,18 @@ class Publisher:
 
     # -- inside the lock -----------------------------------------------------------------------------------------------
 
+    def _take_up(self, scenario: str, route: Route) -> None:
+        """Serve by another policy. What only the old one needed goes last: requests on their way still mean it."""
+        left = {arm.release_id for arm in self.routes.of(scenario).arms.values()}
+        self.routes.put(scenario, route)
+        self._loaded.setdefault(scenario, []).sort(key=lambda release: release.release_id in left)
+        self._retire(scenario)
+
     async def _follow_routing(self, scenario: str) -> None:
-        route = await self.routes.follow(scenario)
+        route = await self.routes.follow(scenario, self.served(scenario))
         if route is None or route.release is None:
             return
+        self._take_up(scenario, route)
         if route.fault is not None:
             logger.warning("the routing policy %s is not served: %s", route.release.release_id, route.fault)
         event = "routed" if route.fault is None else "routing_failed"

@@ -79,8 +79,12 @@ class Routes:
             return None
         return route.arms[name]
 
-    async def prepare(self, scenario: str, policy: Policy) -> dict[str, Release]:
+    async def prepare(self, scenario: str, policy: Policy, served: Release) -> dict[str, Release]:
         """Load everything a policy names. `ReleaseNotFound`, `NotRestorable`, `ReleaseNotServable`."""
+        if policy.named and served.kind == "checkpoint":
+            raise ReleaseNotServable(
+                f"nothing can be served beside {served.release_id}", why="a checkpoint is all of the engine's weights"
+            )
         arms: dict[str, Release] = {}
         for name in sorted(policy.named):
             release = await asyncio.to_thread(self._releases.standing, scenario, name)
@@ -104,18 +108,15 @@ class Routes:
                 hint="a harness is chosen where an agent installs it",
             )
 
-    async def follow(self, scenario: str) -> Route | None:
-        """Take up the policy the chain names now, if it is another one than is in force; what was taken up."""
+    async def follow(self, scenario: str, served: Release) -> Route | None:
+        """The policy the chain names now, ready to be put in force; None when it is in force already."""
         known = self.of(scenario)
         head = await asyncio.to_thread(self._releases.head, scenario, Surface.ROUTING)
         if (head.release_id if head else None) == (known.release.release_id if known.release else None) and not known.fault:
             return None
         policy = await asyncio.to_thread(self._releases.policy, head)
         try:
-            route = Route(head, policy, await self.prepare(scenario, policy))
+            route = Route(head, policy, await self.prepare(scenario, policy, served))
         except ReefError as error:
             route = Route(head, policy, fault=error.message)
-        if route == known:
-            return None
-        self.put(scenario, route)
-        return route
+        return None if route == known else route

@@ -150,6 +150,7 @@ def test_a_canary_that_is_worse_on_live_reports_rolls_itself_back(server: Server
         assert back["release_id"] in next(lines)
 
 
+@pytest.mark.slow
 def test_racing_setters_have_one_winner_with_a_server_and_without(server: Server, arms: tuple[str, str]) -> None:
     won = put(server, pin=arms[0])["release"]["release_id"]
     for online in (True, False):
@@ -193,15 +194,14 @@ def test_the_command_shows_sets_and_clears(server: Server, arms: tuple[str, str]
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    before = route("show")
     plan = route("set", "--canary", arms[1][:6], "--share", "0.25", "--shadow", arms[0], "--dry-run")
-    assert plan["applied"] is False and route("show") == before
+    assert plan["applied"] is False and server.get(PATH)["policy"] == {}
     done = route("set", "--canary", arms[1], "--share", "0.25", "--no-auto", "--yes")
     assert done["policy"]["shares"] == {"head": 0.75, arms[1]: 0.25} and "auto" not in done["policy"]
     assert route("log")["releases"][0]["release_id"] == done["release"]["release_id"]
-    assert route("clear", "--yes")["policy"] == {}
-    assert route("show")["policy"] == {}
-    for words, code in ((("set",), 2), (("set", "--pin", "r9-00000000", "--yes"), 3), (("show", "-s", "nobody"), 3)):
+    assert route("show")["policy"] == done["policy"]
+    assert route("clear", "--yes")["policy"] == {} == server.get(PATH)["policy"]
+    for words, code in ((("set",), 2), (("set", "--pin", "r9-00000000", "--yes"), 3)):
         assert reef("route", *words, "--json", "--home", str(server.home)).returncode == code, words
 
 
@@ -221,36 +221,36 @@ def test_a_canary_that_is_better_becomes_the_head(server: Server, arms: tuple[st
     assert server.get(PATH)["release"]["operation"] == "promote"
 
 
-def test_a_release_that_drifted_goes_back_by_itself(tiny_model: Path, tmp_path: Path, adapters: list[Path]) -> None:
+@pytest.mark.slow
+def test_a_release_that_drifted_goes_back_by_itself(
+    server: Server, tiny_model: Path, tmp_path: Path, adapters: list[Path]
+) -> None:
     """The suite asks for what the base model says; a LoRA adapter says something else."""
-    questions = [f"question {number} about foxes" for number in range(14)]
-    with serving(tmp_path / "h", tiny_model) as server:
-        first = server.head()
-        wanted = [server.greedy(question) for question in questions]
-        assert server.stop() == 0
-        items = [
-            {
-                "id": f"i{number}",
-                "messages": [{"role": "user", "content": question}],
-                "grader": {"kind": "contains", "all": [text[:12]]},
-                "max_new_tokens": 24,
-            }
-            for number, (question, text) in enumerate(zip(questions, wanted, strict=True))
-        ]
-        suite = tmp_path / "suite.jsonl"
-        suite.write_text("\n".join(map(json.dumps, items)))
-        server.settings |= {
-            "evaluation.suite": str(suite),
-            "evaluation.split": "all",
-            "evaluation.drift": "rollback",
-            "evaluation.drift_every_s": "1",
+    base = {"x-reef-release-id": server.releases()[-1]["release_id"]}
+    items = [
+        {
+            "id": f"i{number}",
+            "messages": [{"role": "user", "content": f"question {number} about foxes"}],
+            "grader": {"kind": "contains", "all": [server.greedy(f"question {number} about foxes", **base)[:12]]},
+            "max_new_tokens": 24,
         }
-        service = ReleaseService(server.home)
-        artifact = service.store(adapters[0], "lora")
-        draft = Draft(ContentId(artifact.content_id), "lora", Surface.WEIGHTS, Operation.TRAINING, "test")
-        drifted = service.publish("default", draft, None)
-        server.start().ready()
-        back = until(lambda: (row := server.releases()[0])["operation"] == "rollback" and row, "the way back", 60)
-        assert (back["parent_release_id"], back["source_release_id"]) == (drifted.release_id, first)
+        for number in range(14)
+    ]
+    suite = tmp_path / "suite.jsonl"
+    suite.write_text("\n".join(map(json.dumps, items)))
+    service = ReleaseService(tmp_path / "h")
+    first = service.create("default", service.base_artifact(tiny_model))
+    artifact = service.store(adapters[0], "lora")
+    draft = Draft(ContentId(artifact.content_id), "lora", Surface.WEIGHTS, Operation.TRAINING, "test")
+    drifted = service.publish("default", draft, None)
+    settings = {
+        "evaluation.suite": str(suite),
+        "evaluation.split": "all",
+        "evaluation.drift": "rollback",
+        "evaluation.drift_every_s": "1",
+    }
+    with serving(tmp_path / "h", tiny_model, **settings) as watched:
+        back = until(lambda: (row := watched.releases()[0])["operation"] == "rollback" and row, "the way back")
+        assert (back["parent_release_id"], back["source_release_id"]) == (drifted.release_id, first.release_id)
         assert "shown worse" in back["evidence"]["reason"] and back["author"] == "reef: drift"
-        assert server.greedy(questions[0]) == wanted[0]
+        until(lambda: answered_by(watched) == back["release_id"], "the predecessor's content being served")

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from reef_cli.core.clock import SystemClock
 from reef_cli.core.errors import EngineError
 from reef_cli.core.ids import RecordId, new_id
 from reef_cli.core.types import Inference, Operation, Release, Report, Surface
 from reef_cli.releases.routing import EMPTY, HEAD, Auto, Policy
 from reef_cli.supervisor.canary import Canaries
+from reef_cli.supervisor.publisher import Publisher
 from tests.learning.world import SCENARIO
 from tests.supervisor.test_publisher import Setting, held
 
@@ -134,7 +136,20 @@ async def test_a_new_head_begins_the_comparison_anew_but_safety_goes_on(trial: T
 async def test_a_canary_promoted_by_hand_ends_its_policy(trial: Trial) -> None:
     await trial.setting.publisher.promote(SCENARIO, trial.canary.release_id, None, "ann")
     await trial.look()
-    assert trial.policy.shares == {} and trial.routing.evidence["reason"] == "the canary's content is the head's"
+    assert trial.policy.shares == {} and trial.routing.evidence["reason"] == "the canary was promoted"
+
+
+async def test_a_crash_between_promotion_and_policy_is_made_good_also_under_a_newer_head(trial: Trial) -> None:
+    setting = trial.setting
+    setting.releases.promote(SCENARIO, trial.canary.release_id)
+    await setting.publisher.follow(SCENARIO)
+    newer = await setting.publish()
+    fresh = Publisher(
+        log=setting.log, releases=setting.releases, base=setting.publisher._base, clock=SystemClock(), serving=setting.engine,  # type: ignore[arg-type]
+    )  # fmt: skip
+    await fresh.open(SCENARIO)
+    await Canaries(setting.log, fresh).look(SCENARIO)
+    assert trial.policy.shares == {} and fresh.served(SCENARIO).release_id == newer.release_id
 
 
 async def test_a_policy_set_meanwhile_wins(trial: Trial) -> None:
