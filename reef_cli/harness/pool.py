@@ -7,6 +7,7 @@ spell of the model falls on both sides.
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,16 +24,17 @@ class Executor(Protocol):
 
 
 class LocalPool:
-    """At most `limit` episodes at a time, each in a thread of its own."""
+    """At most `limit` episodes at a time, in threads of their own: the loop's shared ones answer requests meanwhile."""
 
     def __init__(self, limit: int = 2) -> None:
         self._slots = asyncio.Semaphore(limit)
+        self._threads = ThreadPoolExecutor(limit, thread_name_prefix="episode")
 
     async def run(self, job: Job) -> Episode:
         """The episode's result. When the caller is cancelled the episode is killed, and is gone before this returns."""
         async with self._slots:
             cancel = threading.Event()
-            task = asyncio.create_task(asyncio.to_thread(job, cancel))
+            task = asyncio.get_running_loop().run_in_executor(self._threads, job, cancel)
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:

@@ -6,6 +6,7 @@ not even that one. What episodes leave is kept up to a limit, oldest first out.
 
 import asyncio
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -19,6 +20,9 @@ from reef_cli.harness.episodes import Caps, Episode, Grade, Runtime, Task
 from reef_cli.harness.pool import Executor
 from reef_cli.harness.tree import Tree
 
+_INSTALLING = re.compile(
+    r"(?i)PATH|HOME|LANG|LC_\w+|TMPDIR|(?:https?|all|no)_proxy|npm_config_\w+|pip_\w+|NODE_EXTRA_CA_CERTS|SSL_CERT_\w+"
+)
 KEPT = 500
 """Folders of ended episodes that stay; each holds a trajectory, the agent's output and the receipts."""
 
@@ -106,13 +110,18 @@ class Trials:
                     sandbox.require()
                 setting = self._setting
                 self._place = await asyncio.to_thread(
-                    admission.provision, setting.adapter, setting.agents, dict(os.environ), setting.version
+                    admission.provision, setting.adapter, setting.agents, installing(os.environ), setting.version
                 )
             return self._place
 
     async def prune(self, keep: int = KEPT) -> None:
         """Delete what the oldest episodes left, beyond `keep` of them."""
         await asyncio.to_thread(_prune, self._setting.state / "kept", keep)
+
+
+def installing(environment: Mapping[str, str]) -> dict[str, str]:
+    """What package managers need of the server's environment; its keys and tokens are not among it."""
+    return {name: value for name, value in environment.items() if _INSTALLING.fullmatch(name)}
 
 
 def _prune(folder: Path, keep: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reef_cli.core.errors import ConfigError, EngineUnavailable
+from reef_cli.core.errors import ConfigError, EngineUnavailable, ReleaseNotFound
 from reef_cli.core.ports import Answer, Sampling
 from reef_cli.core.types import Release
 from reef_cli.evaluation.grade import Grade
@@ -94,6 +94,8 @@ class EpisodeAnswering:
         self._tasks = tasks
 
     async def answer(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, release: Release | None) -> Answer:  # noqa: ARG002 - an agent samples as its own settings say
+        if release is None:
+            raise ReleaseNotFound("an agent is evaluated with the harness of a release", hint="name one")
         prompt = str(messages[-1].get("content", ""))
         coding = self._tasks.coding.get(prompt)
         name = f"task-{hashlib.sha256(prompt.encode()).hexdigest()[:12]}"
@@ -106,8 +108,8 @@ class EpisodeAnswering:
             found.append(Grade(*run_tests(coding.tests, work)))
             return found[0].score
 
-        scenario, tags = (release.scenario, {"harness": release.release_id}) if release else ("evaluation", {})
-        episode = await self._trials.run(scenario, tree, task, grade if coding else None, tags)
+        tags = {"harness": release.release_id}
+        episode = await self._trials.run(release.scenario, tree, task, grade if coding else None, tags)
         if episode.outcome == "outage":
             raise EngineUnavailable(f"The episode could not run; the service is unavailable: {episode.reason}")
         text = episode.trajectory.final

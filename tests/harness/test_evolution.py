@@ -17,7 +17,7 @@ from reef_cli.harness.pool import LocalPool
 from reef_cli.harness.proposing import Ask, Proposed, Window
 from reef_cli.harness.service import HarnessService
 from reef_cli.harness.tree import Tree
-from reef_cli.harness.trials import Gateway, Setting, Trials, _prune
+from reef_cli.harness.trials import Gateway, Setting, Trials, _prune, installing
 from reef_cli.releases.base import upstream_artifact
 from reef_cli.releases.service import ReleaseService
 
@@ -164,6 +164,18 @@ async def test_an_edit_is_carried_over_and_an_unmarked_one_refused(world: World)
     gone = await world.train(**stale, mark=wish_mark(world.service, stale))
     assert gone.metrics["outcome"] == "reject" and "r9-00000000" in gone.metrics["reason"]
     await world.evolution.stop()
+
+
+def test_installing_an_agent_sees_no_key_of_the_server() -> None:
+    given = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "npm_config_registry": "r",
+        "HTTPS_PROXY": "p",
+        "PROVIDER_KEY": "k",
+        "REEF_TOKEN": "t",
+    }
+    assert set(installing(given)) == {"PATH", "HOME", "npm_config_registry", "HTTPS_PROXY"}
 
 
 def test_kept_episodes_are_bounded(tmp_path: Path) -> None:
