@@ -5,6 +5,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reef_cli.config.paths import Home, cache_at
 from reef_cli.config.schema import EngineSettings
@@ -12,12 +13,14 @@ from reef_cli.core.errors import EngineUnavailable
 from reef_cli.engines import launch as launching
 from reef_cli.engines import sglang_args
 from reef_cli.engines.adapter_files import check_adapter, shapes
-from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.models import ModelStore
 from reef_cli.engines.process import EngineProcess, Launch
 from reef_cli.engines.serving import Check, LocalServing, Push
 from reef_cli.supervisor.shadow import Shadow
+
+if TYPE_CHECKING:
+    from reef_cli.engines.chat_format import ModelChat
 
 EMBEDDED_CONTEXT = 4096
 """Longest context of the embedded engine unless the file says otherwise: its cache lives in ordinary memory."""
@@ -48,6 +51,9 @@ class LocalEngine:
         settings = self.settings
         store = ModelStore(cache_at(self._environ))
         self.model_dir = await asyncio.to_thread(store.resolve, settings.model)
+        # Tokenizer and templates take 7 MB; an upstream engine needs neither.
+        from reef_cli.engines.chat_format import ModelChat
+
         self.chat = await asyncio.to_thread(ModelChat, self.model_dir)
         if settings.kind == "sglang" and settings.url:
             self.client = EngineClient(settings.url, settings.api_key, settings.api_key)

@@ -1,0 +1,12 @@
+"""What the server loads before it knows its engine: libraries that only some deployments need cost the others time and memory."""
+
+import subprocess
+import sys
+
+HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "pydantic", "sqlite_utils", "git", "textual", "click")
+
+
+def test_the_server_loads_no_library_that_an_upstream_deployment_does_not_need() -> None:
+    script = f"import sys, reef_cli.supervisor.run; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == []
