@@ -19,6 +19,7 @@ from pathlib import Path
 from reef_cli.core.errors import HeadMoved
 from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.releases import ReleaseService
+from reef_cli.releases.routing import HEAD, Policy
 
 service, source, count, tell = ReleaseService(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 head, published, number = service.head("s").release_id, 0, 0
@@ -34,6 +35,10 @@ while published < count:
     else:
         head, published = release.release_id, published + 1
         print(release.release_id, flush=True)
+        try:
+            service.route("s", Policy(shares={HEAD: 0.5, release.release_id: 0.5}), author=tell)
+        except HeadMoved:
+            pass  # the other process set its policy first
 """
 
 
@@ -72,6 +77,9 @@ def test_two_processes_race_and_every_win_is_in_one_line(tmp_path):
     for name, ids in won.items():
         assert [release.release_id for release in reversed(listed) if release.author == name] == ids
     assert service.verify("s") == []
+    policies = service.list("s", Surface.ROUTING)
+    assert 8 <= len(policies) <= 16 and [release.step for release in policies] == list(range(len(policies)))[::-1]
+    assert all(service.policy(release).named <= {*won["ann"], *won["bob"]} for release in policies)
 
 
 def test_threads_with_one_expectation_have_one_winner(tmp_path):
@@ -114,7 +122,9 @@ def test_kill_at_any_moment_leaves_a_valid_chain_with_all_that_was_acknowledged(
         # At most the one release per run whose acknowledgement the kill swallowed.
         assert len(listed) - 1 - len(acknowledged) <= number + 1
         assert all(release.restorable for release in listed)
-        assert fresh.verify("s") == []
+        assert fresh.verify("s") == [], "the main chain and the policies"
+        named = fresh.policy(fresh.head("s", Surface.ROUTING)).named
+        assert named <= {release.release_id for release in listed}, "a policy never names what is not there"
         fresh.publish("s", Draft(listed[-1].content_id, "harness", Surface.HARNESS, Operation.TRAINING, "after"), None)
         acknowledged.append(fresh.head("s").release_id)
     service.gc(dry_run=False, keep=Keep(grace_s=0.0))
