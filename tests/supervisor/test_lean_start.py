@@ -1,4 +1,4 @@
-"""What the server loads before it knows its engine: libraries that only some deployments need cost the others time and memory."""
+"""What the server loads before it knows its engine: libraries only some deployments need cost the others time and memory."""
 
 import subprocess
 import sys
