@@ -124,7 +124,8 @@ class Chat:
     def __init__(self, upstream: Upstream, body: Any) -> None:
         self.up = upstream
         self.raw = "prompt" in body
-        self.usage_asked = (body.get("stream_options") or {}).get("include_usage")
+        options = body.get("stream_options")
+        self.usage_asked = isinstance(options, dict) and options.get("include_usage")
         self.head = {"id": "chatcmpl-stub", "created": 1, "model": body.get("model")}
         self.finish = "tool_calls" if upstream.calls else "stop"
 
