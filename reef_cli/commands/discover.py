@@ -47,6 +47,9 @@ def discover(
     executor_url: Annotated[
         str | None, typer.Option("--executor-url", help="Reef server of a guidance space's executor")
     ] = None,
+    executor_token_file: Annotated[
+        Path | None, typer.Option("--executor-token-file", help="File with that server's token; REEF_EXECUTOR_TOKEN works too")
+    ] = None,
     adopt_head: Annotated[bool, typer.Option("--adopt-head", help="Go on although the head has moved since")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results  [default: the run's own]")] = None,
 ) -> None:
@@ -59,18 +62,16 @@ def discover(
     archive = Archive(shell.home.discovery / name / "archive.db")
     try:
         if steps:
-            desk = _desk(shell, scenario or name, temperature)
-            desk.open()
             from reef_cli.discovery.run import Plan
 
+            desk = _desk(shell, scenario or name, temperature)
+            desk.open()
             grid = _grid(desk, groups, rollouts, frozen)
             plan = Plan(
                 _bound(name, archive), *grid, initial_only=initial_only, c=exploration, seed=seed, concurrency=concurrency
             )
-            _search(
-                shell, task, _space(shell, task, space, scenario or name, executor_url), desk, archive, plan,
-                steps, adopt_head,
-            )  # fmt: skip
+            where = _space(shell, task, space, scenario or name, executor_url, executor_token_file)
+            _search(shell, task, where, desk, archive, plan, steps, adopt_head)
         found = export.summary(task, archive)
         files = export.write(found, task, out or archive.path.parent)
     finally:
@@ -94,14 +95,26 @@ def _bound(name: str, archive: "Archive") -> str:
 def _desk(shell: Shell, scenario: str, temperature: float) -> "Desk":
     from reef_cli.discovery.desk import Desk
 
-    return Desk(_connect(shell, shell.client.url), scenario, temperature=temperature)
+    return Desk(_connect(shell.client.url, shell.token()), scenario, temperature=temperature)
 
 
-def _connect(shell: Shell, url: str) -> Callable[[], Any]:
+def _connect(url: str, token: str | None) -> Callable[[], Any]:
     from reef_cli.control.client import Client
 
-    token = shell.token()
     return lambda: Client(url, token, timeout_s=60.0)
+
+
+def _executor_token(shell: Shell, url: str, file: Path | None) -> str | None:
+    """The token of the executor's server; this server's own goes to no other address."""
+    from reef_cli.control.discovery import first_token
+
+    if file is not None:
+        try:
+            return first_token(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"cannot read {file}", why=str(error), hint="check --executor-token-file") from error
+    own = shell.client.url == url.rstrip("/")
+    return shell.environ.get("REEF_EXECUTOR_TOKEN") or (shell.token() if own else None)
 
 
 def _grid(desk: "Desk", groups: int | None, rollouts: int | None, frozen: bool) -> tuple[int, int, bool]:
@@ -125,7 +138,9 @@ def _grid(desk: "Desk", groups: int | None, rollouts: int | None, frozen: bool) 
     return groups or 4, rollouts or 8, False
 
 
-def _space(shell: Shell, task: "Problem", name: str, scenario: str, executor_url: str | None) -> "Space":
+def _space(
+    shell: Shell, task: "Problem", name: str, scenario: str, executor_url: str | None, token_file: Path | None
+) -> "Space":
     kind, _, inner = name.partition("-")
     if kind != "guidance":
         return task.space(name)
@@ -133,11 +148,11 @@ def _space(shell: Shell, task: "Problem", name: str, scenario: str, executor_url
     from reef_cli.discovery.guidance import GuidanceSpace
 
     if executor_url is not None:
-        executor = Desk(_connect(shell, executor_url), "default")
+        executor = Desk(_connect(executor_url, _executor_token(shell, executor_url, token_file)), "default")
     else:
         releases = items(shell.client.get(scenario_path(scenario, "releases")), "releases")
         first = min(releases, key=lambda row: int(row["step"]))
-        executor = Desk(_connect(shell, shell.client.url), scenario, pin=str(first["release_id"]))
+        executor = Desk(_connect(shell.client.url, shell.token()), scenario, pin=str(first["release_id"]))
     return GuidanceSpace(
         task.space(inner), lambda ask, seed: executor.propose(ask, seed).text, task.statement.partition("\n")[0]
     )

@@ -52,5 +52,11 @@ def test_a_provider_writes_programs_and_a_guide_advises_an_executor(provider: Up
         front.url,
     )
     assert advised["valid_tries"] == 0, "an executor that answers with no program makes nothing"
-    prompts = [json.dumps(seen.body.get("messages")) for seen in provider.seen if seen.method == "POST"][-4:]
-    assert sum("Advice: a little larger" in prompt for prompt in prompts) == 2
+    token = front.settings["reef.home"] + "/token"
+    again = discover(
+        front, "--space", "guidance-programs", "--run", "advised", "--groups", "1", "--rollouts", "2",
+        "--executor-url", front.url.replace("127.0.0.1", "localhost"), "--executor-token-file", token,
+    )  # fmt: skip
+    assert again["steps"] == 2, "at another address the executor's token is its own"
+    prompts = [json.dumps(seen.body.get("messages")) for seen in provider.seen if seen.method == "POST"][-8:]
+    assert sum("Advice: a little larger" in prompt for prompt in prompts) == 4
