@@ -150,6 +150,13 @@ def test_a_record_never_trains_twice(learner: Server) -> None:
         same = {"agent_record_id": id_, "score": record["score"], "references": record["references"]}
         assert client.post("/reef/report", json=same).status_code == 200
         assert client.post("/reef/report", json=same | {"score": 17.0}).status_code == 409
+        new = {"agent_record_id": f"new{number}:{id_}", "score": 1.0, "references": record["references"]}
+        reply = client.post("/reef/report", json=new).json()
+        assert reply["eligible"] == [{"reference": record["references"][0], "eligible": False, "reason": "already_trained"}]
+    learned(learner)
+    consumed = [one for row in learner.releases() for one in row["evidence"].get("consumed", ())]
+    assert len(consumed) == len(set(consumed))
+    assert not any(one.startswith("new") for one in consumed)
 
 
 def test_the_published_adapter_says_the_same_in_plain_transformers_and_peft(learner: Server, tiny_model: Path) -> None:
@@ -183,14 +190,6 @@ def test_the_published_adapter_says_the_same_in_plain_transformers_and_peft(lear
     assert greedy() == served
     with model.disable_adapter():
         assert greedy() != served, "the adapter is what makes the difference"
-
-        new = {"agent_record_id": f"new{number}:{id_}", "score": 1.0, "references": record["references"]}
-        reply = client.post("/reef/report", json=new).json()
-        assert reply["eligible"] == [{"reference": record["references"][0], "eligible": False, "reason": "already_trained"}]
-    learned(learner)
-    consumed = [one for row in learner.releases() for one in row["evidence"].get("consumed", ())]
-    assert len(consumed) == len(set(consumed))
-    assert not any(one.startswith("new") for one in consumed)
 
 
 def test_a_scenario_is_not_archived_under_its_job(learner: Server) -> None:
