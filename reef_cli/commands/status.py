@@ -77,7 +77,7 @@ def _row(scenario: Mapping[str, Any]) -> list[object]:
     return [
         scenario_name(scenario),
         state_line(scenario),
-        release_id_of(scenario.get("head")) or "-",
+        (release_id_of(scenario.get("head")) or "-") + (" (routed)" if scenario.get("routing") else ""),
         output.number(counts.get("records")),
         output.number(counts.get("queued")),
         output.number(rewards[-1] if rewards else None),
