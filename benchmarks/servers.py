@@ -19,6 +19,8 @@ from pathlib import Path
 from benchmarks.loopback import TOKEN, cpu_seconds, rss_mb, running
 
 INFRA = "reef-infra==0.0.2"
+_PATIENCE_S = 180.0
+"""How long a server may take to start; much, since the machine may be busy."""
 _INFRA_STACK = """
 reef:
   recipe: recipe
@@ -125,7 +127,7 @@ def _text(log: "tempfile._TemporaryFileWrapper[str]") -> str:
 
 def _port_in(log: "tempfile._TemporaryFileWrapper[str]", child: "subprocess.Popen[str]") -> int:
     """The port in Reef's banner."""
-    until = time.perf_counter() + 60
+    until = time.perf_counter() + _PATIENCE_S
     while time.perf_counter() < until and child.poll() is None:
         _, mark, rest = _text(log).partition(" at http://127.0.0.1:")
         if mark:
@@ -140,7 +142,7 @@ def _ready(pid: int, port: int, started: float, path: str) -> Server:
 
 
 def _wait(port: int, path: str, child: "subprocess.Popen[str] | None") -> None:
-    until = time.perf_counter() + 60
+    until = time.perf_counter() + _PATIENCE_S
     while time.perf_counter() < until and (child is None or child.poll() is None):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):

@@ -43,9 +43,29 @@ def _gateway(result: Any) -> Iterator[Row]:
     for name in ("1 KB, 16 connections", "stream of 200 chunks, 16 connections"):
         case = result["cases"].get(name)
         if case:
-            reef, plain = case["reef"], case["plain"]
-            beside = f"(plain aiohttp proxy that records nothing: {plain['cpu_us_per_request']:.0f} µs)"
-            yield f"gateway CPU per recorded upstream request, {name}", f"{reef['cpu_us_per_request']:.0f} µs {beside}"
+            others = {"plain aiohttp proxy that records nothing": "plain", "reef-infra 0.0.2": "reef_infra"}
+            beside = [f"{words}: {case[arm]['cpu_us_per_request']:.0f} µs" for words, arm in others.items() if arm in case]
+            figure = f"{case['reef']['cpu_us_per_request']:.0f} µs ({', '.join(beside)})"
+            yield f"gateway CPU per recorded upstream request, {name}", figure
+    busy = result["cases"].get("1 KB, 16 connections", {})
+    if "reef_power" in busy and "reef_infra" in busy:
+        rates = {arm: f"{busy[arm]['requests_per_s']:.0f}" for arm in ("reef", "reef_power", "reef_infra")}
+        yield (
+            "recorded requests a second on one core, 1 KB, 16 connections",
+            f"{rates['reef']}; synced before each answer {rates['reef_power']} (reef-infra 0.0.2: {rates['reef_infra']})",
+        )
+    if "memory" in result:
+        memory, ready = result["memory"]["reef"], result["starts"]["reef_alone"]["ready_s"]
+        yield "`reef serve` with an upstream engine: start to ready", f"{ready:.2f} s"
+        yield "its memory at the start, and after the load", f"{memory['at_start_mb']:.0f} MB, {memory['after_load_mb']:.0f} MB"
+
+
+def _soak(result: Any) -> Iterator[Row]:
+    memory, files = result["memory_flat"], result["descriptors_flat"]
+    yield (
+        f"soak: {result['minutes']:g} minutes at half load, {result['half_requests_per_s']:.0f} requests a second",
+        f"memory after warm-up {memory['grew_mb']:+.1f} MB, descriptors {files['grew']:+.0f}",
+    )
 
 
 def _experience(result: Any) -> Iterator[Row]:
@@ -107,6 +127,7 @@ def _engine(result: Any) -> Iterator[Row]:
 
 KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "gateway": _gateway,
+    "soak": _soak,
     "sao_cpu": _sao,
     "engine_cpu": _engine,
     "experience": _experience,
