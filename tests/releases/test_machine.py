@@ -1,9 +1,10 @@
 """A state machine over two service instances on one repository: whatever the order and wherever one dies, the promises hold.
 
 The invariants of the design it defends: 3 (append-only, compare-and-swap), 6 (a crash at any write leaves the last good state
-or the new one), 7 (a held candidate changes nothing that is served), 11 (there is always a way back).
+or the new one; compaction included), 7 (a held candidate changes nothing that is served), 11 (there is always a way back).
 """
 
+import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.releases import Keep, ReleaseService
 from reef_cli.releases.collect import kept_of, previous_content
 from reef_cli.releases.routing import EMPTY, HEAD, NO_POLICY, Policy
+from tests.releases.conftest import write_safetensors
 
 SIDE = st.integers(0, 1)
 CONTENT = st.integers(0, 3)
+NOISE = random.Random(0).randbytes(110_000)
 WRITES = (
     ("_git", "blobs"),
     ("_git", "tree"),
@@ -30,6 +33,8 @@ WRITES = (
     ("_git", "move"),
     ("_objects", "stage"),
     ("_objects", "place"),
+    ("_objects", "prepare_delta"),
+    ("_objects", "swap"),
 )
 
 
@@ -74,14 +79,19 @@ class ChainMachine(RuleBasedStateMachine):
         for index in range(4):
             folder = self.home / f"tree{index}"
             folder.mkdir()
-            (folder / "big.txt").write_bytes(bytes([index]) * 110_000)
+            (folder / "config.json").write_text("{}")
+            # Four checkpoints a step apart each, so that compaction has something to do.
+            write_safetensors(folder / "model.safetensors", {"w": NOISE[:-8] + bytes(8 - index) + bytes([1]) * index})
             self.folders.append(folder)
-        release = self.sides[0].create("s", self.sides[0].store(self.folders[0], "harness"))
+        self.bytes = {(folder / "model.safetensors").read_bytes() for folder in self.folders}
+        release = self.sides[0].create("s", self.sides[0].store(self.folders[0], "checkpoint"))
         self.chain = [release.release_id]
+        for content in (1, 2, 3):
+            self.publish(0, content)
 
     def draft(self, side: int, content: int) -> Draft:
-        artifact = self.sides[side].store(self.folders[content], "harness")
-        return Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "machine", gated=content == 1)
+        artifact = self.sides[side].store(self.folders[content], "checkpoint")
+        return Draft(artifact.content_id, "checkpoint", Surface.WEIGHTS, Operation.TRAINING, "machine", gated=content == 3)
 
     @rule(side=SIDE, content=CONTENT)
     def publish(self, side: int, content: int) -> None:
@@ -132,6 +142,12 @@ class ChainMachine(RuleBasedStateMachine):
         assert all(r.restorable for r in service.list("s") if r.content_id in wanted and r.release_id in before)
         assert after == before if dry else {identifier for _, identifier in report.releases} == before - after
 
+    @rule(side=SIDE)
+    def compact(self, side: int) -> None:
+        before = {release.release_id for release in self.sides[side].list("s") if release.restorable}
+        self.sides[side].compact(idle_s=0.0)
+        assert {release.release_id for release in self.sides[side].list("s") if release.restorable} == before
+
     @rule(side=SIDE, arm=st.integers(0, 20), shape=st.sampled_from(("pin", "canary", "shadow", "clear")))
     def route(self, side: int, arm: int, shape: str) -> None:
         policy = self.policy(arm, shape)
@@ -166,7 +182,7 @@ class ChainMachine(RuleBasedStateMachine):
         at=st.integers(0, 9),
         after=st.booleans(),
         content=CONTENT,
-        act=st.sampled_from(("publish", "hold", "promote", "rollback", "route")),
+        act=st.sampled_from(("publish", "hold", "promote", "rollback", "route", "compact")),
     )
     def die(self, side: int, at: int, after: bool, content: int, act: str) -> None:
         """One side dies somewhere in an action and starts anew; what it did is there wholly or not at all."""
@@ -197,6 +213,8 @@ class ChainMachine(RuleBasedStateMachine):
             service.promote("s", sorted(self.held)[0])
         elif act == "rollback":
             service.rollback("s")
+        elif act == "compact":
+            service.compact(idle_s=0.0)
         elif act == "route":
             service.route("s", self.policy(content, "canary"))
 
@@ -233,6 +251,9 @@ class ChainMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         problems = self.sides[0].verify("s") if self.chain else []
+        for release in self.sides[0].list("s") if self.chain else ():
+            folder = self.sides[0].directory(release.content_id) if release.restorable else None
+            assert folder is None or any((folder / "model.safetensors").read_bytes() == known for known in self.bytes)
         shutil.rmtree(self.home)
         assert {problem.kind for problem in problems} <= {"dropped"}
 
