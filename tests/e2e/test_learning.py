@@ -95,9 +95,8 @@ def test_reports_become_a_release_that_serves_and_a_rollback_restores_the_tokens
     after = learner.greedy()
     assert after != before, "a step at this learning rate changes the greedy answer of a random model"
 
-    # On a slow machine the quiet stream may have been judged meanwhile, which releases the same content again.
+    # On a slow machine the quiet stream may have been judged meanwhile, which makes a release of its own.
     head = next(row for row in learner.releases() if row["current"])
-    assert head["content_id"] == released["content_id"]
     back = learner.client().post(
         "/reef/scenarios/default/rollback", json={"release_id": first, "expected_head": head["release_id"]}
     )
