@@ -20,9 +20,11 @@ from reef_cli.core.ids import RecordId, new_id
 from reef_cli.core.types import Eligibility, Inference, RecordKind, Report
 from reef_cli.experience import events as event_stream
 from reef_cli.experience import query, retention, sessions
+from reef_cli.experience.chain import links
 from reef_cli.experience.codec import Record
 from reef_cli.experience.ingest import Ingest
 from reef_cli.experience.model import Event, Instruction, RecordRow, Scenario, SessionRow, SessionTree
+from reef_cli.experience.placing import Placing
 from reef_cli.experience.readers import Readers
 from reef_cli.experience.redaction import Hook, redact
 from reef_cli.experience.reports import store_instruction, store_report
@@ -249,6 +251,12 @@ class ExperienceLog:
         """A session's branches. Raises `RecordNotFound`."""
         with self.read() as connection:
             return sessions.session_tree(connection, scenario, session)
+
+    def conversation(self, scenario: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        """The session that a request without a session's name continues, as its record will be placed; None for a new one."""
+        with self.read() as connection:
+            chain = links(messages, by_name(connection, scenario).row)
+            return Placing(connection).conversation(messages, chain)
 
     def events(self, cursor: str | None, limit: int = 100, scenario: str | None = None) -> tuple[list[Event], str]:
         """Events after `cursor` (None: from the beginning) and the cursor to go on from; see `tip` for "from now on"."""
