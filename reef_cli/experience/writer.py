@@ -23,7 +23,7 @@ Durability = Literal["process", "power"]
 
 GROUP = 512
 """Units per transaction: beyond this the rate no longer rises, only the wait of the first unit."""
-GATHER_S = 0.002
+GATHER_S = 0.001
 """How long a group gathers where several units came together last time. A lone caller never waits for company."""
 CHECKPOINT_IDLE = 16 << 20
 CHECKPOINT_NOW = 128 << 20

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from reef_cli.core.errors import Draining, InvalidRequest, StorageError
 from reef_cli.core.types import Inference
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.experience.writer import Writer, connect
+from reef_cli.experience.writer import GATHER_S, Writer, connect
 
 Make = Callable[..., Inference]
 
@@ -76,6 +77,28 @@ async def test_what_waits_is_committed_together(connection: sqlite3.Connection, 
     await first
     assert hooks.commits == 2
     assert rows(tmp_path) == list(range(100))
+    writer.close()
+
+
+async def test_a_group_gathers_after_a_crowd_and_never_for_one_caller(
+    connection: sqlite3.Connection, hooks: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("reef_cli.experience.writer.time", SimpleNamespace(sleep=slept.append))
+    writer = Writer(connection, hooks, hooks.committed)
+    for number in range(5):
+        await writer.call(insert(number))
+    assert slept == []
+    gate = threading.Event()
+    first = asyncio.ensure_future(writer.call(lambda _: gate.wait(5)))
+    await asyncio.sleep(0.05)
+    crowd = [asyncio.ensure_future(writer.call(insert(number))) for number in range(10, 13)]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(first, *crowd)
+    await writer.call(insert(20))
+    await writer.call(insert(21))
+    assert slept == [GATHER_S]
     writer.close()
 
 
