@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,10 @@ class User:
         return done.stdout
 
     def complain(self, questions: list[str], feedback: str) -> None:
-        for question in questions:
-            self.wrapper("-p", question)
-            self.wrapper("report", "--score", "0", "--feedback", feedback)
+        """Ask all questions at once, each in a session of its own, and say the same of every answer."""
+        with ThreadPoolExecutor(len(questions)) as pool:
+            list(pool.map(lambda question: self.wrapper("-p", question), questions))
+        self.wrapper("report", "--score", "0", "--feedback", feedback)
 
 
 def ended(client: Client, count: int) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def run(seed: int, items: int) -> Run:
     home, mine = (Path(tempfile.mkdtemp(prefix=f"reef-bench-evolve-{name}-")) for name in ("server", "user"))
     started = time.monotonic()
     outcome = Run(seed)
-    server = Server(home, EXAMPLE / "tryout.yaml", {"engine.threads": "2", "evaluation.limit": str(items)})
+    server = Server(home, EXAMPLE / "tryout.yaml", {"engine.threads": "1", "evaluation.limit": str(items)})
     try:
         client = server.wait_ready(600.0, lambda _: None)
         first = client.request(
@@ -144,7 +146,7 @@ def run(seed: int, items: int) -> Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--items", type=int, default=36, help="held-out questions")
+    parser.add_argument("--items", type=int, default=24, help="held-out questions")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "harness_evolve.json")
     args = parser.parse_args()
     known = json.loads(args.json.read_text())["runs"] if args.json.exists() else []

@@ -70,6 +70,9 @@ class HarnessEvolveSettings(RecipeSettings):
     episode_tokens: int | None = None
     """Most input and output tokens of an episode."""
 
+    episode_cost: float | None = None
+    """Most an episode may cost, at `evaluation.price_prompt` and `evaluation.price_output`."""
+
     episode_sandbox: Literal["required", "unsafe"] = "required"
     """Whether episodes may run without a sandbox; `unsafe` lets an agent do everything its user may do."""
 
@@ -163,6 +166,7 @@ class HarnessEvolveRecipe:
             seconds=given.episode_seconds,
             requests=given.episode_requests,
             tokens=given.episode_tokens,
+            cost=given.episode_cost,
             unsafe=given.episode_sandbox == "unsafe",
             engine=given.proposer_engine,
             promote=given.promote,

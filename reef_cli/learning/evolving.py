@@ -25,6 +25,7 @@ class Evolution:
     seconds: float = 600.0
     requests: int = 40
     tokens: int | None = None
+    cost: float | None = None
     unsafe: bool = False
     engine: Mapping[str, Any] = field(default_factory=dict)
     promote: int = 0

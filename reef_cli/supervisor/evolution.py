@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from reef_cli.config.paths import Home
+from reef_cli.config.schema import EvaluationSettings
 from reef_cli.core.errors import ConfigError
 from reef_cli.core.ports import Answering, Sampling
 from reef_cli.core.types import Cadence, Outcome, Release, Verdict
@@ -109,7 +110,7 @@ def evolve(stack: "Stack", recipe: Evolving, suite: Suite | None, own: Answering
         sandbox.require()
     folder = Path(beside(wanted.tasks, stack.loaded.file)) if wanted.tasks else None
     tasks = gather(suite, folder, wanted.attempts)
-    trials = Trials(_setting(wanted, home), _gateway(stack, wanted.seconds), LocalPool(wanted.at_once))
+    trials = Trials(_setting(wanted, home, settings.evaluation), _gateway(stack, wanted.seconds), LocalPool(wanted.at_once))
     promotions = Promotions(home.root / "evolution", wanted.promote)
     prompts = tasks.prompts()
     sources = Sources(
@@ -131,10 +132,11 @@ def evolve(stack: "Stack", recipe: Evolving, suite: Suite | None, own: Answering
     return Evolved(training, EvolutionGate(training, gate, trials.prune), answering, tasks.suite, wishes)
 
 
-def _setting(wanted: Wanted, home: Home) -> Setting:
+def _setting(wanted: Wanted, home: Home, evaluation: EvaluationSettings) -> Setting:
     adapter = discovery.adapter(wanted.adapter)
     version = adapter.version(wanted.version)
-    caps = Caps(wanted.seconds, wanted.requests, wanted.tokens)
+    price = (evaluation.price_prompt, evaluation.price_output)
+    caps = Caps(wanted.seconds, wanted.requests, wanted.tokens, wanted.cost, price)
     return Setting(adapter, home.root / "agents", home.episodes, version, caps, wanted.unsafe)
 
 
