@@ -92,10 +92,14 @@ class Answer:
             raise self._error
 
     async def read(self) -> bytes:
-        """The whole body."""
+        """The whole body. Whoever is cancelled here gives the answer up."""
         parts = []
-        while part := await self.chunk():
-            parts.append(part)
+        try:
+            while part := await self.chunk():
+                parts.append(part)
+        except BaseException:
+            self.close()
+            raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
