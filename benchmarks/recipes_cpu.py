@@ -39,6 +39,9 @@ from reef_cli.evaluation.suite import Item, Suite
 
 RESULTS = Path(__file__).parent / "results" / "recipes_cpu.json"
 BATCH, GROUP, DRAWS = 16, 4, 4
+STEP_S, SHORT_S = 1200.0, 20.0
+"""Patience with a step that must come, and with a queue that may be too short for one."""
+
 HINT = "Answer in one short sentence."
 GRPO, SFT = "recipes.grpo.recipe:GRPORecipe", "recipes.sft.recipe:SFTRecipe"
 OPD, SDFT = "recipes.opd.recipe:OPDRecipe", "recipes.sdft.recipe:SDFTRecipe"
@@ -158,14 +161,16 @@ def city_of(grader: Any) -> str:
     return next((text for text in found if text), "")
 
 
-def settled(client: Client, before: int, patience_s: float) -> Mapping[str, Any]:
-    """Wait for the next job to end, or for the queue to stay too short for one; the scenario's state then."""
-    deadline = time.monotonic() + patience_s
+def settled(client: Client, before: int, *, must: bool) -> Mapping[str, Any]:
+    """Wait for the next step to end; the scenario's state then. A short queue ends the wait, unless a step `must` come."""
+    deadline = time.monotonic() + (STEP_S if must else SHORT_S)
     while True:
         state = next(row for row in client.get("/reef/status")["scenarios"] if row["name"] == SCENARIO)
-        ended = len(jobs(client)) > before and state["job"] is None
-        if ended or time.monotonic() > deadline:
+        late = time.monotonic() > deadline
+        if state["job"] is None and (len(jobs(client)) > before or (late and not must)):
             return dict(state)
+        if late and must:
+            raise SystemExit(f"no step within {STEP_S:g} s: the cell is not kept")
         time.sleep(0.5)
 
 
@@ -213,7 +218,7 @@ def learn(cell: Cell, arm: Arm, client: Client, server: Server, items: Sequence[
         before = len(jobs(client))
         cell.rewards.append(round(talker.step(number), 4))
         # Arms that train on some answers only may have to wait for more of them.
-        state = settled(client, before, 240.0 if batch == BATCH else 20.0)
+        state = settled(client, before, must=batch == BATCH)
         print(f"  {cell.arm}/{cell.seed} step {number + 1}: reward {cell.rewards[-1]:.2f}, head {state['head']}", flush=True)
     done = [job["detail"].get("metrics", {}) for job in reversed(jobs(client)) if job["state"] == "settled"]
     cell.updates = sum(bool(metrics.get("policy_updated")) for metrics in done)
