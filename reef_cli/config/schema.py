@@ -81,11 +81,20 @@ class EngineSettings:
     url: str | None = None
     """Base URL of an upstream provider, or of an SGLang that already runs."""
 
+    urls: Sequence[str] = ()
+    """Base URLs of several SGLangs that already run, all with the same model and the same keys; instead of `url`."""
+
+    replicas: int = 1
+    """How many local engines are started; conversations stay with one, weights reach all of them or none."""
+
     api: Literal["openai", "anthropic", "responses"] = "openai"
     """Dialect of the upstream."""
 
     api_key: str | None = None
     """Key for the upstream; give it as `${VARIABLE}` or in a 0600 file named by `api_key_file`."""
+
+    admin_key: str | None = None
+    """Key for the control routes of an SGLang that already runs, where it has one of its own; absent: `api_key`."""
 
     api_key_file: str | None = None
     """File with the upstream key, mode 0600."""
@@ -105,8 +114,11 @@ class EngineSettings:
     max_lora_rank: int = 64
     """Largest rank of a LoRA adapter a local engine accepts."""
 
+    python: str | None = None
+    """Interpreter, or folder, of the environment SGLang is installed in; absent: Reef's own."""
+
     sglang: Mapping[str, Any] = field(default_factory=dict)
-    """Native SGLang flags, passed through."""
+    """Native SGLang flags, checked against the installed SGLang and passed through."""
 
     start_timeout_s: float = 300.0
     """Longest wait for a local engine to become ready."""
@@ -120,7 +132,11 @@ class TrainerSettings:
     """What is trained: a LoRA adapter, or all weights."""
 
     push: Literal["adapter", "merged", "full"] | None = None
-    """How weights reach the engine: as a LoRA adapter, merged through a process group, or full; absent: by method."""
+    """How weights reach the engine: as a LoRA adapter, merged, or full; absent: by method."""
+
+    transport: Literal["group", "disk"] | None = None
+    """The road of merged and full pushes: a process group (NCCL on GPUs, gloo on CPUs), or a checkpoint the engine reads itself
+    from a folder both see; absent: a group for engines started here, disk for one reached by URL."""
 
     rank: int = 16
     """LoRA rank."""

@@ -15,14 +15,16 @@ import orjson
 
 from reef_cli.config.schema import EngineSettings
 from reef_cli.engines import guard
-from reef_cli.engines.process import Launch
+from reef_cli.engines.process import Launch, new_keys
 from reef_cli.engines.serving import BASE
 from reef_cli.engines.sglang_args import Installed, flags, interpreter
 
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def embedded(settings: EngineSettings, model_dir: Path, port: int, log_path: Path) -> Launch:
+def embedded(
+    settings: EngineSettings, model_dir: Path, port: int, log_path: Path, *, keys: tuple[str, str] | None = None
+) -> Launch:
     """The embedded engine on a loopback port, tied to this process's life."""
     values: dict[str, Any] = {
         "model-path": model_dir,
@@ -38,7 +40,10 @@ def embedded(settings: EngineSettings, model_dir: Path, port: int, log_path: Pat
         "parent-pid": os.getpid(),
         "incremental-streaming-output": True,
     }
+    api_key, admin_key = keys or new_keys()
     launch = Launch(
+        api_key=api_key,
+        admin_key=admin_key,
         command=[sys.executable, "-m", "reef_cli.engines.embedded", *flags(values)],
         url=f"http://127.0.0.1:{port}",
         weight_version=BASE,
@@ -57,6 +62,7 @@ def sglang(
     *,
     installed: Installed | None = None,
     adapters: bool = True,
+    keys: tuple[str, str] | None = None,
 ) -> Launch:
     """A real SGLang on a loopback port, tied to this process's life. `settings.sglang` wins over every flag set here but those
     that are Reef's own. `adapters` False leaves LoRA out, which costs time on every token."""
@@ -83,7 +89,10 @@ def sglang(
     values |= native | {"host": "127.0.0.1", "port": port}
     python = interpreter(settings.python)
     program = [python, "-m", "sglang.launch_server", *flags(values, installed), "--config", str(config_path)]
+    api_key, admin_key = keys or new_keys()
     launch = Launch(
+        api_key=api_key,
+        admin_key=admin_key,
         command=[sys.executable, str(Path(guard.__file__)), str(os.getpid()), *program],
         url=f"http://127.0.0.1:{port}",
         weight_version=BASE,
@@ -94,6 +103,17 @@ def sglang(
     )
     _write_private(config_path, {"api-key": launch.api_key, "admin-api-key": launch.admin_key})
     return launch
+
+
+def placed(settings: EngineSettings, number: int) -> EngineSettings:
+    """Settings of the `number`th SGLang of several: on GPUs of its own, after those of the ones before it."""
+    native = settings.sglang
+    if number == 0 or native.get("device") == "cpu":
+        return settings
+    step = int(native.get("tp_size", native.get("tp-size", 1)))
+    first = int(native.get("base_gpu_id", native.get("base-gpu-id", 0)))
+    kept = {key: value for key, value in native.items() if key not in ("base_gpu_id", "base-gpu-id")}
+    return replace(settings, sglang={**kept, "base_gpu_id": first + number * step})
 
 
 def sglang_env(settings: EngineSettings) -> dict[str, str]:

@@ -30,6 +30,11 @@ _MARK = "REEF_ENGINE_LOG"
 """In the environment of an engine and of all it starts: the log it writes to, which no other server's engine shares."""
 
 
+def new_keys() -> tuple[str, str]:
+    """Random keys for normal and control routes. Hex, so that no command line takes one for a flag."""
+    return secrets.token_hex(24), secrets.token_hex(24)
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How to start an engine. `secrets` go into the environment, never into the command."""
@@ -69,8 +74,15 @@ class EngineProcess:
 
     @property
     def ready(self) -> bool:
-        """Whether the current process has answered a real request."""
+        """Whether the current process has answered a real request and, after a restart, was filled again."""
         return self.alive and self._ready.is_set()
+
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot serve now, or None."""
+        if self.ready:
+            return None
+        return f"the engine is restarting: {self.last_death}" if self.last_death else "the engine is starting"
 
     async def start(self) -> None:
         """Start and wait until ready. Raises `EngineUnavailable` with cause and the log's end when it dies or is too slow."""
@@ -81,6 +93,7 @@ class EngineProcess:
         except BaseException:
             await self._end()
             raise
+        self._ready.set()
         self._watcher = asyncio.ensure_future(self._watch())
 
     async def wait_ready(self, timeout_s: float) -> None:
@@ -89,6 +102,12 @@ class EngineProcess:
             await asyncio.wait_for(self._ready.wait(), timeout_s)
         except TimeoutError:
             raise EngineUnavailable("The engine is restarting and temporarily unavailable", why=self.last_death or "") from None
+
+    async def revive(self) -> None:
+        """End the process; it is started again and filled like after any death."""
+        self._ready.clear()
+        if self._process is not None:
+            _signal(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         """SIGTERM, a wait, SIGKILL to the whole process group. Idempotent."""
@@ -127,7 +146,6 @@ class EngineProcess:
                 raise self._death()
             try:
                 await self._check()
-                self._ready.set()
                 return
             except (EngineUnavailable, EngineError, AuthError) as error:
                 reason = error.message
@@ -172,6 +190,7 @@ class EngineProcess:
             await self._until_ready()
             if self.on_restart is not None:
                 await self.on_restart()
+            self._ready.set()
         except ReefError as error:
             log.error("engine restart failed: %s %s", error.message, error.why)
             await self._kill()

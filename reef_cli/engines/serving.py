@@ -7,19 +7,21 @@ again (`restore`).
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, ReleaseNotServable
+from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, ReefError, ReleaseNotServable
 from reef_cli.core.ids import split_weight_version, weight_version
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Sampling
 from reef_cli.core.types import Release, TokenSpan
 from reef_cli.engines.client import EngineClient
 
+log = logging.getLogger(__name__)
 BASE = "base"
 
 
@@ -27,6 +29,10 @@ Push = Callable[[Path, str], Awaitable[object]]
 """Sends an artifact's weights, merged or full, into the engine under a label; the engine is paused meanwhile."""
 Check = Callable[[Path], None]
 """Raises for a LoRA adapter's folder that the engine would not survive."""
+Revive = Callable[[], Awaitable[None]]
+"""Ends an engine that holds nobody's weights, so that it starts again with its own and is filled."""
+HEAL_S = 180.0
+"""How long an engine gets to take its old weights back after a push that broke half-way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +57,20 @@ class LocalServing:
         model_dir: Path | None = None,
         push: Push | None = None,
         check: Check | None = None,
+        revive: Revive | None = None,
         vocabulary: int | None = None,
     ) -> None:
         self.client = client
         self._push = push
         self._check = check
+        self._revive = revive
         self._vocabulary = vocabulary
         self._base_label = base_label
         self._push_wait_s = push_wait_s
         self._context_length = context_length
         self._model_dir = model_dir
         self._full = _Full(base_label, model_dir)
+        self._mixed = False
         self._adapters: dict[str, Path] = {}
         self._users: Counter[str] = Counter()
         self._released = asyncio.Event()
@@ -122,6 +131,8 @@ class LocalServing:
                 raise InvalidRequest(f"Token {wrong} is none of the model's {size}")
 
     async def _pass_gate(self) -> None:
+        if self._mixed:
+            raise EngineUnavailable("The engine holds a mixture of weights and is unavailable", hint="restart it")
         if self._open.is_set():
             return
         try:
@@ -202,40 +213,59 @@ class LocalServing:
         self._adapters[name] = directory
 
     async def _load_full(self, full: _Full) -> None:
-        """Swap weights from disk, unless the trainer has pushed these already."""
+        """Swap weights, unless the engine runs these already."""
         info = await self.client.model_info()
         if info["weight_version"] != full.label:
             async with self.closed():
                 await self.client.pause("retract")
-                try:
-                    await self._send(full, Path(info["model_path"]))
-                finally:
-                    await self.client.resume()
-            found = (await self.client.model_info())["weight_version"]
-            if found != full.label:
-                raise EngineError(f"The engine runs {found!r} after loading {full.label!r}")
+                await self._swap(full, Path(info["model_path"]))
+                await self.client.resume()
+        self._mixed = False
         await self._probe(None)
         self._full = full
 
+    async def _swap(self, full: _Full, own: Path) -> None:
+        """New weights into the paused engine. After a failure it goes on with the old ones or is restarted, never mixed."""
+        try:
+            await self._send(full, own)
+            found = (await self.client.model_info())["weight_version"]
+            if found != full.label:
+                raise EngineError(f"The engine runs {found!r} after loading {full.label!r}", dirty=True)
+        except BaseException as error:
+            if not isinstance(error, ReefError) or error.details.get("dirty") is not False:
+                await self._heal(own)
+            with suppress(EngineError, EngineUnavailable):  # a dead or restarting engine has nothing to continue
+                await self.client.resume()
+            raise
+
     async def _send(self, full: _Full, own: Path) -> None:
-        """Into the paused engine: from the trainer, or from disk. Half-sent weights are replaced by the last whole ones."""
-        if not full.pushed or full.directory is None or self._push is None:
-            await self.client.update_from_disk(full.directory or own, full.label)
+        """From the trainer, or from disk, where the engine itself takes all or nothing."""
+        if full.pushed and full.directory is not None and self._push is not None:
+            await self._push(full.directory, full.label)
             return
         try:
-            await self._push(full.directory, full.label)
+            await self.client.update_from_disk(full.directory or own, full.label)
         except EngineError as error:
-            if error.details.get("dirty"):
-                await self._heal(own)
+            error.details.setdefault("dirty", False)
             raise
 
     async def _heal(self, own: Path) -> None:
-        """After a push that broke half-way: what served before, else the model's own weights, before anything is generated."""
-        before = self._full
-        if before.pushed and before.directory is not None and self._push is not None:
-            await self._push(before.directory, before.label)
-        else:
-            await self.client.update_from_disk(before.directory or own, before.label)
+        """After a push that broke half-way: what served before, before anything is generated; else a restart."""
+        try:
+            async with asyncio.timeout(HEAL_S):
+                with suppress(EngineError):  # there is a session only where the trainer died in one
+                    await self.client.end_update()
+                await self._send(self._full, own)
+        except (ReefError, TimeoutError) as error:
+            if self._revive is None:
+                self._mixed = True
+                raise EngineError(
+                    "The engine may hold a mixture of weights and could not be given the old ones",
+                    why=str(error) or type(error).__name__,
+                    hint="restart it",
+                ) from error
+            log.warning("the engine could not be given its old weights and is restarted: %s", error)
+            await self._revive()
 
     async def _probe(self, adapter: str | None) -> None:
         """One real token through the new weights."""
@@ -260,13 +290,19 @@ class LocalServing:
             self._base_label = label
             self._full = _Full(label, self._model_dir)
 
-    async def restore(self) -> None:
-        """Load everything again into an engine that has just restarted. Raises the first failure, after trying all."""
+    async def restore(self, meanwhile: bool = False) -> None:
+        """Load everything again into an engine that has just restarted. Raises the first failure, after trying all.
+
+        `meanwhile`: other engines of the same client have it all and go on serving.
+        """
         adapters, full = dict(self._adapters), self._full
-        self._adapters, self._full = {}, _Full(self._base_label, self._model_dir)
+        if not meanwhile:
+            self._full = _Full(self._base_label, self._model_dir)
+            self._adapters = {}
         failures: list[Exception] = []
         async with self._changing:
-            for load in (self._load_full(full), *(self._load_adapter(*each) for each in adapters.items())):
+            load_adapter = self.client.load_lora if meanwhile else self._load_adapter
+            for load in (self._load_full(full), *(load_adapter(*each) for each in adapters.items())):
                 try:
                     await load
                 except (EngineError, EngineUnavailable) as error:

@@ -91,7 +91,7 @@ def _faults(name: str, value: Any, installed: Installed) -> Iterator[tuple[str, 
         yield f"engine.sglang.{name} is Reef's own to set", "leave it out; the model is engine.model"
         return
     if name in ALONE and value not in (None, 1):
-        yield f"engine.sglang.{name} must be 1: {ALONE[name]} cannot be given new weights", "use engine.replicas"
+        yield f"engine.sglang.{name} must be 1: {ALONE[name]} cannot be given new weights", "leave it out"
         return
     option = installed.options.get(name)
     if option is None:

@@ -1,7 +1,7 @@
 """Builds the learning half of a deployment: trainer, gate, runner and worker around a recipe."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,6 +91,7 @@ def make_trainer(settings: Settings, recipe: Recipe, engine: LocalEngine, home: 
         seed=settings.trainer.seed,
         engine_key=engine.admin_key,
         engine_read_key=engine.read_key,
+        transport=settings.trainer.transport or ("group" if engine.started_here else "disk"),
     )
 
 
@@ -125,7 +126,7 @@ def make_worker(settings: Settings, recipe: Recipe, parts: Parts) -> LearningWor
     )
 
 
-async def push_weights(trainer: TrainerHandle, engine_url: str, directory: Path, label: str) -> Mapping[str, Any]:
-    """Have the trainer send an artifact's weights into the engine under their label; returns phase times and bytes."""
+async def push_weights(trainer: TrainerHandle, urls: Sequence[str], directory: Path, label: str) -> Mapping[str, Any]:
+    """Have the trainer send an artifact's weights into the engines under their label; returns phase times and bytes."""
     named = split_weight_version(label)
-    return await trainer.push(named[0] if named else "", directory, label, engine_url)
+    return await trainer.push(named[0] if named else "", directory, label, urls[0], urls[1:])

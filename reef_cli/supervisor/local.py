@@ -13,9 +13,11 @@ from reef_cli.core.errors import EngineUnavailable
 from reef_cli.engines import launch as launching
 from reef_cli.engines import sglang_args
 from reef_cli.engines.adapter_files import check_adapter, shapes
+from reef_cli.engines.attached import AttachedEngine
 from reef_cli.engines.client import EngineClient
+from reef_cli.engines.fleet import Fleet
 from reef_cli.engines.models import ModelStore
-from reef_cli.engines.process import EngineProcess, Launch
+from reef_cli.engines.process import EngineProcess, Launch, new_keys
 from reef_cli.engines.serving import Check, LocalServing, Push
 from reef_cli.supervisor.shadow import Shadow
 
@@ -27,7 +29,7 @@ EMBEDDED_CONTEXT = 4096
 
 
 class LocalEngine:
-    """Owns the engine process, or the connection to an SGLang that runs already."""
+    """Owns the engine processes, or the connections to SGLangs that run already; several look like one."""
 
     def __init__(
         self, settings: EngineSettings, home: Home, *, push_wait_s: float, environ: Mapping[str, str], push: Push | None = None
@@ -38,7 +40,8 @@ class LocalEngine:
         self._environ = environ
         self._push = push
         self._installed: sglang_args.Installed | None = None
-        self.process: EngineProcess | None = None
+        self._keys = new_keys()
+        self.members: list[EngineProcess] | list[AttachedEngine]
         self.model_dir: Path
         self.chat: ModelChat
         self.client: EngineClient
@@ -55,13 +58,10 @@ class LocalEngine:
         from reef_cli.engines.chat_format import ModelChat
 
         self.chat = await asyncio.to_thread(ModelChat, self.model_dir)
-        if settings.kind == "sglang" and settings.url:
-            self.client = EngineClient(settings.url, settings.api_key, settings.api_key)
-        else:
-            if settings.kind == "sglang":
-                self._installed = await asyncio.to_thread(self._inspect)
-            self.process = EngineProcess(self._launch("engine"))
-            self.client = self.process.client
+        self.members = await self._members()
+        clients = [member.client for member in self.members]
+        ready = {id(member.client): member for member in self.members}
+        self.client = clients[0] if len(clients) == 1 else Fleet(clients, lambda client: ready[id(client)].ready)
         self.serving = LocalServing(
             self.client,
             push_wait_s=self._push_wait_s,
@@ -69,12 +69,38 @@ class LocalEngine:
             model_dir=self.model_dir,
             push=self._push,
             check=await asyncio.to_thread(self._adapter_check),
+            revive=self._revive if self.started_here else None,
             vocabulary=self.chat.vocabulary,
         )
 
+    async def _members(self) -> "list[EngineProcess] | list[AttachedEngine]":
+        """The engines, not yet started: those that run already, else our own."""
+        settings = self.settings
+        if settings.kind == "sglang" and (urls := [*settings.urls] or [*filter(None, [settings.url])]):
+            clients = [EngineClient(url, settings.api_key, settings.admin_key) for url in urls]
+            return [AttachedEngine(client, self.model_dir) for client in clients]
+        if settings.kind == "sglang":
+            self._installed = await asyncio.to_thread(self._inspect)
+        names = ["engine", *(f"engine-{number}" for number in range(2, settings.replicas + 1))]
+        adapters = self._push is None
+        return [EngineProcess(self._launch(name, number, adapters=adapters)) for number, name in enumerate(names)]
+
+    @property
+    def started_here(self) -> bool:
+        """Whether the engines are processes of this server."""
+        return isinstance(self.members[0], EngineProcess)
+
+    @property
+    def urls(self) -> list[str]:
+        return [member.client.base_url for member in self.members]
+
+    @property
+    def restarts(self) -> int:
+        return sum(member.restarts for member in self.members)
+
     def _adapter_check(self) -> Check | None:
         """SGLang does not survive what the embedded engine refuses."""
-        if self.settings.kind != "sglang" or self._push is not None:
+        if self.settings.kind != "sglang":
             return None
         return partial(check_adapter, base=shapes(self.model_dir), max_rank=self.settings.max_lora_rank)
 
@@ -86,51 +112,78 @@ class LocalEngine:
     @property
     def admin_key(self) -> str | None:
         """The key control routes need; goes to the trainer, never into a log or a command line."""
-        return self.process.launch.admin_key if self.process else self.settings.api_key
+        first = self.members[0]
+        return first.launch.admin_key if isinstance(first, EngineProcess) else self.settings.admin_key or self.settings.api_key
 
     @property
     def read_key(self) -> str | None:
-        """The key of the engine's other routes."""
-        return self.process.launch.api_key if self.process else self.settings.api_key
+        """The key of the engines' other routes."""
+        first = self.members[0]
+        return first.launch.api_key if isinstance(first, EngineProcess) else self.settings.api_key
 
     async def start(self) -> None:
-        """Start the process and wait until it answers."""
-        if self.process is not None:
-            await self.process.start()
-        else:
-            await self.client.model_info()
+        """Start the processes and wait until all answer."""
+        starting = await asyncio.gather(*(member.start() for member in self.members), return_exceptions=True)
+        for failure in starting:
+            if failure is not None:
+                raise failure
+        if not self.started_here:
+            self.serving.adopt(str((await self.client.model_info())["weight_version"]))
 
     def on_restart(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Call back after the engine died and was started again, before requests reach it."""
-        if self.process is not None:
-            self.process.on_restart = callback
+        """Call back after an engine died and was started again, before requests reach it."""
+        for member in self.members:
+            member.on_restart = callback if len(self.members) == 1 else self._refill
+
+    async def _refill(self) -> None:
+        """After one of several came back: once all answer, since weights reach all of them or none."""
+        deadline = asyncio.get_running_loop().time() + self.settings.start_timeout_s
+        while True:
+            try:
+                await self.client.model_info()
+                break
+            except EngineUnavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(0.5)
+        await self.serving.restore(meanwhile=True)
 
     def fault(self) -> str | None:
-        """Why the engine cannot serve now, or None."""
-        if self.process is None or self.process.ready:
-            return None
-        return f"the engine is restarting: {self.process.last_death}" if self.process.last_death else "the engine is starting"
+        """Why no engine can serve now, or None."""
+        return None if any(member.ready for member in self.members) else self.members[0].fault
+
+    async def _revive(self) -> None:
+        """End every engine; each starts again with its own weights and is filled."""
+        for member in self.members:
+            if isinstance(member, EngineProcess):
+                await member.revive()
 
     async def stop(self) -> None:
-        if self.process is not None:
-            await self.process.stop()
-        elif hasattr(self, "client"):
-            await self.client.close()
+        if hasattr(self, "members"):
+            await asyncio.gather(*(member.stop() for member in self.members))
 
     def shadow(self) -> Shadow:
         """A second engine for candidates; starts nothing yet."""
-        process = EngineProcess(self._launch("shadow"))
-        return Shadow(process, self.serving, context_length=self.context_length, model_dir=self.model_dir)
+        process = EngineProcess(self._launch("shadow", 0, adapters=True))
+        check = self._adapter_check()
+        return Shadow(process, self.serving, context_length=self.context_length, model_dir=self.model_dir, check=check)
 
-    def _launch(self, name: str) -> Launch:
-        log = self._home.logs / f"{name}.log"
-        port = free_port()
+    def _launch(self, name: str, number: int, *, adapters: bool) -> Launch:
+        """The engine `name`, the `number`th of its kind; all have the keys of the first."""
+        log, port = self._home.logs / f"{name}.log", free_port()
         if self.settings.kind == "sglang":
             config = self._home.run / f"{name}.yaml"
             return launching.sglang(
-                self.settings, self.model_dir, port, log, config, installed=self._installed, adapters=self._push is None
+                launching.placed(self.settings, number),
+                self.model_dir,
+                port,
+                log,
+                config,
+                installed=self._installed,
+                adapters=adapters,
+                keys=self._keys,
             )
-        return launching.embedded(self.settings, self.model_dir, port, log)
+        return launching.embedded(self.settings, self.model_dir, port, log, keys=self._keys)
 
     def _inspect(self) -> sglang_args.Installed:
         """The installed SGLang, with every native flag checked against it."""

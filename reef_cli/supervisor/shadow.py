@@ -12,16 +12,18 @@ from pathlib import Path
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Generation
 from reef_cli.core.types import Release
 from reef_cli.engines.process import EngineProcess
-from reef_cli.engines.serving import LocalServing
+from reef_cli.engines.serving import Check, LocalServing
 
 
 class Shadow:
     """The evaluation's engine, and a `Generation` that sends each request to the engine that has its release."""
 
-    def __init__(self, process: EngineProcess, main: Generation, *, context_length: int, model_dir: Path) -> None:
+    def __init__(
+        self, process: EngineProcess, main: Generation, *, context_length: int, model_dir: Path, check: Check | None = None
+    ) -> None:
         self._process = process
         self._main = main
-        self._serving = LocalServing(process.client, context_length=context_length, model_dir=model_dir)
+        self._serving = LocalServing(process.client, context_length=context_length, model_dir=model_dir, check=check)
         self._staged: set[str] = set()
         self._starting = asyncio.Lock()
 

@@ -236,7 +236,7 @@ class Stack:
 
     async def _push(self, directory: Path, label: str) -> None:
         assert self.trainer is not None and self.engine is not None
-        phases = await push_weights(self.trainer, self.engine.client.base_url, directory, label)
+        phases = await push_weights(self.trainer, self.engine.urls, directory, label)
         logger.info("pushed %s: %s", label, dict(phases))
 
     def _build_worker(self, recipe: Recipe) -> None:

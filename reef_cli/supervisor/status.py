@@ -29,7 +29,6 @@ class Status:
         if now - self._measured > MEASURE_EVERY_S:
             self._measured = now
             self._bytes = _sizes(stack.home.root)
-        process = stack.engine.process if stack.engine else None
         return {
             "instance": stack.instance,
             "pid": os.getpid(),
@@ -41,7 +40,7 @@ class Status:
                 "model": settings.engine.model,
                 "url": settings.engine.url if settings.engine.kind == "upstream" else None,
                 "state": stack.not_ready() or "ready",
-                "restarts": process.restarts if process else 0,
+                "restarts": stack.engine.restarts if stack.engine else 0,
             },
             "trainer": {"pids": stack.trainer.pids, "starts": stack.trainer.starts} if stack.trainer else None,
             "storage": {**self._bytes, "bytes": sum(self._bytes.values()), "age_s": round(now - self._measured, 1)},

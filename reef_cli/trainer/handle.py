@@ -49,10 +49,11 @@ class TrainerHandle:
         seed: int = 0,
         engine_key: str | None = None,
         engine_read_key: str | None = None,
+        transport: str = "group",
     ) -> None:
         self._settings = replace(settings, device=choose_device(settings.device))
         self._model_dir, self._program, self.log = model_dir, program, log
-        self._seed, self._engine_keys = seed, (engine_key, engine_read_key)
+        self._seed, self._engine_keys, self._transport = seed, (engine_key, engine_read_key), transport
         self._lock = asyncio.Lock()
         self._group: RankGroup | None = None
         self.starts = 0
@@ -94,9 +95,14 @@ class TrainerHandle:
         kept = result["checkpoint"]
         return Candidate(Path(result["directory"]), result["kind"], result["metrics"], Path(kept) if kept else None)
 
-    async def push(self, scenario: str, directory: Path, version: str, engine_url: str) -> Mapping[str, Any]:
-        """Send a candidate's weights into the engine. Raises `EngineError` with `dirty` in its details when the push failed."""
-        return await self._call(protocol.Push(scenario, str(directory), version, engine_url, *self._engine_keys), None)
+    async def push(
+        self, scenario: str, directory: Path, version: str, engine_url: str, others: Sequence[str] = ()
+    ) -> Mapping[str, Any]:
+        """Send a candidate's weights into the engine, and `others`. Raises `EngineError` with `dirty` in its details when the
+        push failed."""
+        keys, text = self._engine_keys, str(directory)
+        command = protocol.Push(scenario, text, version, engine_url, *keys, self._transport, list(others))
+        return await self._call(command, None)
 
     async def score(self, directory: Path | None, samples: Sequence[Sample]) -> list[list[float]]:
         """Log-probs of the samples' action tokens under an artifact's weights (None: base), to compare with an engine's."""

@@ -9,7 +9,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Send the weights in `directory` to the engine at `engine_url` and label them `version`."""
+    """Send the weights in `directory` to the engine at `engine_url`, and `others`, and label them `version`."""
 
     scenario: str
     directory: str
@@ -58,6 +58,8 @@ class Push:
     engine_url: str
     engine_key: str | None = None
     engine_read_key: str | None = None
+    transport: str = "group"
+    others: Sequence[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ Tensors are yielded one at a time, so memory stays at one tensor beside the buck
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from reef_cli.core.errors import UnsupportedArtifact
@@ -37,6 +39,13 @@ def merged_weights(base: Path, adapter: Path) -> Iterator[tuple[str, Tensor]]:
         if name not in index:
             raise UnsupportedArtifact(f"The adapter names {module!r}, which the base model does not have")
         yield name, merge(_read(index[name], name), a, b, lora.config.scaling(module))
+
+
+def save_merged(base: Path, adapter: Path, target: Path) -> None:
+    """The base with the adapter merged, as a whole checkpoint that an engine can read."""
+    shutil.copytree(base, target, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
+    whole = dict(whole_weights(base)) | dict(merged_weights(base, adapter))
+    save_file(whole, str(target / "model.safetensors"), metadata={"format": "pt"})
 
 
 def _index(directory: Path) -> dict[str, Path]:

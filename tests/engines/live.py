@@ -41,8 +41,8 @@ def make_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def make_model(folder: Path, seed: int = 0, scale: float = 1.0) -> Path:
-    """A two-layer Llama of random weights; `scale` sharpens its distributions."""
+def make_model(folder: Path, seed: int = 0, scale: float = 1.0, width: int = 172) -> Path:
+    """A two-layer Llama of random weights; `scale` sharpens its distributions, `width` is its inner layer's."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def make_model(folder: Path, seed: int = 0, scale: float = 1.0) -> Path:
     config = LlamaConfig(
         vocab_size=400,
         hidden_size=64,
-        intermediate_size=172,
+        intermediate_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -102,7 +102,7 @@ class Live:
             command, stdout=log.open("wb"), stderr=subprocess.STDOUT, env=os.environ | (env or {}), start_new_session=True
         )
 
-    def wait(self, seconds: float = 60) -> "Live":
+    def wait(self, seconds: float = 200) -> "Live":
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()[-2000:]
@@ -111,6 +111,7 @@ class Live:
                 return self
             except httpx.TransportError:
                 time.sleep(0.1)
+        self.stop()  # no fixture does it for an engine it never got
         raise AssertionError("engine did not start: " + self.log.read_text()[-2000:])
 
     def post(self, path: str, body: dict | None = None, **options) -> httpx.Response:

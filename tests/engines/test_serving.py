@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, UnsupportedArtifact
+from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, TrainerError, UnsupportedArtifact
 from reef_cli.core.ids import ContentId, ReleaseId
 from reef_cli.core.ports import GenerateRequest, Sampling
 from reef_cli.core.types import Operation, Release, Surface, TokenSpan
@@ -226,6 +226,54 @@ async def test_an_engine_that_ran_before_keeps_its_own_name_for_its_weights(live
     other = LocalServing(client)
     other.adopt("s@r1-00000000")
     assert other.version_of(base) == "base"
+
+
+class Breaking:
+    """A push that changes the engine's weights and breaks before they are labelled."""
+
+    def __init__(self, client: EngineClient, folder: Path, error: Exception) -> None:
+        self.client, self.folder, self.error = client, folder, error
+        self.calls = 0
+
+    async def __call__(self, directory: Path, label: str) -> None:
+        self.calls += 1
+        await self.client.begin_update()  # left open, as a trainer that dies leaves it
+        await self.client.update_from_disk(self.folder, "base")
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [TrainerError("it died"), EngineError("lost", dirty=True)])
+async def test_a_push_that_breaks_half_way_leaves_the_old_weights(own: Live, tiny: Path, other: Path, error: Exception) -> None:
+    async with EngineClient(own.url) as client:
+        push = Breaking(client, other, error)
+        serving = LocalServing(client, model_dir=tiny, push=push)
+        before = await serving.generate(ask(release("base", 0)))
+        with pytest.raises(type(error)):
+            await serving.load(release("checkpoint", 1), other)
+        after = await serving.generate(ask(release("base", 0)))
+        assert (after.output_ids, after.logprobs, after.spans) == (before.output_ids, before.logprobs, before.spans)
+        assert push.calls == 1 and not serving.servable(release("checkpoint", 1))
+
+
+async def test_an_engine_that_cannot_be_healed_is_restarted_or_serves_nobody(
+    own: Live, tiny: Path, other: Path, tmp_path: Path
+) -> None:
+    revived: list[bool] = []
+
+    async def revive() -> None:
+        revived.append(True)
+
+    async with EngineClient(own.url) as client:
+        for how in (revive, None):
+            serving = LocalServing(
+                client, model_dir=tmp_path, push=Breaking(client, other, TrainerError("it died")), revive=how
+            )
+            with pytest.raises(EngineError if how is None else TrainerError):
+                await serving.load(release("checkpoint", 1), other)
+            await client.resume()
+        assert revived == [True]
+        with pytest.raises(EngineUnavailable, match="mixture"):
+            await serving.generate(ask(None))
 
 
 async def test_releases_come_and_go_under_eight_streaming_clients(live: Live, lora: Path, lora2: Path) -> None:

@@ -144,7 +144,7 @@ INSTALLED = sglang_args.Installed(
         ({"device": "tpu"}, "cannot be 'tpu'", "cuda, cpu"),
         ({"api_key": "k"}, "Reef's own", "leave it out"),
         ({"port": 1}, "Reef's own", "leave it out"),
-        ({"dp_size": 2}, "must be 1", "engine.replicas"),
+        ({"dp_size": 2}, "must be 1", "leave it out"),
     ],
 )
 def test_native_flags_are_checked_by_name_kind_and_choice(native: dict[str, Any], message: str, hint: str) -> None:
