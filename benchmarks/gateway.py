@@ -48,7 +48,7 @@ class Case:
     size: int = 1024
     connections: int = 16
     stream: bool = False
-    model: str = "m"
+    timed: bool = False
     training: bool = False
     arms: tuple[str, ...] = ("reef", "plain", "reef_infra")
 
@@ -60,7 +60,7 @@ CASES = (
     Case("100 KB, 16 connections", size=102_400),
     Case(f"stream of {CHUNKS} chunks, 1 connection", connections=1, stream=True),
     Case(f"stream of {CHUNKS} chunks, 16 connections", stream=True),
-    Case(f"stream of {CHUNKS} chunks {1e3 * GAP_S:g} ms apart, 1 connection", connections=1, stream=True, model="timed"),
+    Case(f"stream of {CHUNKS} chunks {1e3 * GAP_S:g} ms apart, 1 connection", connections=1, stream=True, timed=True),
     Case("1 KB, 16 connections, training on the other core", training=True),
 )
 
@@ -96,7 +96,7 @@ def run(seconds: float, rounds: int, rows: int, with_infra: bool) -> dict[str, A
 
 def _case(case: Case, arms: Mapping[str, Server], seconds: float, rounds: int, other: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in case.arms if name in arms}
-    prompts = Prompts(case.size, stream=case.stream, model=case.model)
+    prompts = Prompts(case.size, stream=case.stream, timed=case.timed)
     with _training(other) if case.training else contextlib.nullcontext():
         for _ in range(rounds):
             for name, values in found.items():

@@ -72,7 +72,7 @@ class Stub(asyncio.Protocol):
         if b'"stream":true' not in body and b'"stream": true' not in body:
             self.transport.write(self.answer)
             return
-        work = self.timed() if b'"model":"timed"' in body or b'"model": "timed"' in body else self.quick()
+        work = self.timed() if b'"user":"timed"' in body or b'"user": "timed"' in body else self.quick()
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -109,14 +109,18 @@ def _length(head: bytes) -> int:
 class Prompts:
     """Requests of about `size` bytes without end; each is a client's whole write, head and body."""
 
-    def __init__(self, size: int, *, stream: bool = False, model: str = "m") -> None:
+    def __init__(self, size: int, *, stream: bool = False, timed: bool = False) -> None:
         generator = random.Random(size)
         words = [f"{word}{number}" for word in ("reef", "coral", "tide", "polyp", "lagoon", "atoll") for number in range(500)]
         self._serial = 0
         self._parts: list[tuple[bytes, bytes]] = []
         for _ in range(64 if size < 10_000 else 8):
             text = " ".join(generator.choices(words, k=size // 7))[:size]
-            body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": f"{_SERIAL.decode()} {text}"}]}
+            body: dict[str, Any] = {
+                "model": "m",
+                "user": "timed" if timed else "any",
+                "messages": [{"role": "user", "content": f"{_SERIAL.decode()} {text}"}],
+            }
             raw = orjson.dumps({**body, "stream": True} if stream else body)
             head = (
                 f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
