@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--without-infra", action="store_true", help="leave reef-infra out")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends too
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
     head = {"commit": commit, "machine": machine, "load_before": round(os.getloadavg()[0], 2)}

@@ -10,7 +10,9 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -108,6 +110,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends too
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
     text = json.dumps({"commit": commit, "machine": machine, **run(args.minutes)}, indent=2) + "\n"
