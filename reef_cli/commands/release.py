@@ -167,6 +167,35 @@ def gc(shell: Shell, yes: Yes = False, dry_run: DryRun = False) -> None:
     shell.emit({"dry_run": dry_run, "report": plan}, lambda: _draw_any(plan))
 
 
+Remote = Annotated[str, typer.Argument(metavar="REMOTE", help="Address or folder of a git repository")]
+OneOf = Annotated[str | None, typer.Option("--scenario", "-s", help="Scenario  [default: all]")]
+
+
+@app.command()
+@with_shell()
+def push(shell: Shell, remote: Remote, scenario: OneOf = None) -> None:
+    """Send chains and their files to a git repository; refused when it has moved on"""
+    local_only(shell, "push")
+    _transferred(shell, "sent", plain_data(service_of(shell).push(remote, [scenario] if scenario else None)))
+
+
+@app.command()
+@with_shell()
+def fetch(shell: Shell, remote: Remote, scenario: OneOf = None) -> None:
+    """Take chains and their files from a git repository, only forward; a running server then serves their heads"""
+    local_only(shell, "fetch")
+    from reef_cli.releases.service import ReleaseService
+
+    # A new machine has no repository yet; fetching into an empty home is how it gets one.
+    service = ReleaseService(shell.home.prepare().root)
+    _transferred(shell, "fetched", plain_data(service.fetch(remote, [scenario] if scenario else None)))
+
+
+def _transferred(shell: Shell, what: str, moved: Row) -> None:
+    names, size = ", ".join(moved["scenarios"]) or "no chain", output.size(moved["bytes"])
+    shell.emit(moved, lambda: print(f"{what} {names}: {moved['objects']} large files, {size}"))
+
+
 def _move(
     shell: Shell,
     chains: Chains,

@@ -9,7 +9,7 @@ import pytest
 
 from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.releases.service import ReleaseService
-from tests.commands.runner import Reef
+from tests.commands.runner import Reef, shell_at
 from tests.control.fake_reef import FakeReef
 
 
@@ -242,3 +242,19 @@ def test_texts_beside_each_other() -> None:
 
     lines = beside(["left", "right"], ["one two three", "a\n\nb"], 8)
     assert lines == ["left     | right", "----     | -----", "one two  | a", "three    |", "         | b"]
+
+
+def test_chains_travel_to_a_repository_and_back(shell: Reef, home: Path, tmp_path: Path) -> None:
+    remote = tmp_path / "remote.git"
+    subprocess.run(["git", "init", "-q", "--bare", str(remote)], check=True)
+    assert shell("release", "push", str(remote)).out == "sent default: 3 large files, 1.1 MiB\n"
+    assert shell("release", "push", str(remote), "--json").json["objects"] == 0
+    before = shell("release", "list", "--json").json["releases"]
+    chain = [row["release_id"] for row in before if not row["pending"]]
+    assert shell("rollback", chain[-1], "--yes").code == 0
+    assert shell("release", "fetch", str(remote), "-s", "default").code == 0, "what is ahead stays"
+    assert shell("release", "list", "--json").json["releases"][2]["operation"] == "rollback"
+    other = shell_at(tmp_path, REEF_HOME=str(tmp_path / "other"))
+    assert other("release", "fetch", str(remote)).out == "fetched default: 3 large files, 1.1 MiB\n"
+    assert [row["release_id"] for row in other("release", "list", "--json").json["releases"] if not row["pending"]] == chain
+    assert shell("release", "push", str(tmp_path / "nowhere.git")).code == 6
