@@ -1,0 +1,90 @@
+"""Recipes that need more than a score, end to end on the tiny model: groups, teachers in other contexts, demonstrations."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.server import Server, serving, until
+
+pytestmark = pytest.mark.slow
+
+LEARN_S = 180
+SMALL = {
+    "reef.batch_size": "4",
+    "reef.policy_lr": "3e-3",
+    "reef.off_policy.min_ess": "0",
+    "reef.off_policy.max_masked": "1",
+    "reef.gate_every": "1000",
+    "evaluation.max_kl": "1000",
+    "evaluation.smoke_items": "0",
+}
+
+
+def settled(server: Server, count: int) -> list[dict[str, Any]]:
+    def ended() -> list[dict[str, Any]]:
+        # On a slow machine the stream looks quiet between steps, and a gate that trains nothing comes in between.
+        jobs = [job for job in server.get("/reef/scenarios/default/commits")["commits"] if not job["detail"].get("gate_only")]
+        return jobs if len(jobs) >= count else []
+
+    jobs = until(ended, f"{count} learning steps", LEARN_S)
+    assert {job["state"] for job in jobs} == {"settled"}, jobs
+    return jobs
+
+
+def tell(server: Server, score: float, **metadata: Any) -> None:
+    receipt = server.ask("what is it").headers["x-reef-agent-record-id"]
+    body = {"score": score, "references": [receipt], "metadata": metadata}
+    answer = server.client().post("/reef/report", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_group_teaches_itself_and_its_teacher_follows(tiny_model: Path, tmp_path: Path) -> None:
+    """SDPO: whole groups only, the sibling's answer in the teacher's prompt, the moving average in the checkpoint."""
+    recipe = {"reef.recipe": "recipes.sdpo.recipe:SDPORecipe", "reef.group_size": "4", "reef.top_k": "8"}
+    with serving(tmp_path / "h", tiny_model, **SMALL, **recipe) as server:
+        for step in range(2):
+            tell(server, 1.0, group="lonely", rollout=step)
+            for rollout in range(4):
+                tell(server, float(rollout == 0), group=f"g{step}", rollout=rollout)
+            jobs = settled(server, step + 1)
+        for job in jobs:
+            metrics = job["detail"]["metrics"]
+            assert metrics["policy_updated"] is True and metrics["taught_samples"] == 3 and metrics["groups"] == 1
+            assert metrics["logprob_gap_lag0"] < 0.1 and metrics["lag_histogram"] == {"0": 4}
+        assert {job["detail"]["metrics"]["state"] for job in jobs} >= {"resumed"}
+        assert Counter(server.ledger.samples().values()) == {"consumed": 8, "queued": 2}
+
+
+def test_a_demonstration_is_imitated(tiny_model: Path, tmp_path: Path) -> None:
+    """SFT: the demonstration is written by the model's own chat template and becomes likelier."""
+    recipe = {key: value for key, value in SMALL.items() if "off_policy" not in key}
+    with serving(tmp_path / "h", tiny_model, **recipe, **{"reef.recipe": "recipes.sft.recipe:SFTRecipe"}) as server:
+        for step in range(2):
+            for _ in range(4):
+                tell(server, 0.0, demonstration="It is a small house.")
+            jobs = settled(server, step + 1)
+        losses = [job["detail"]["metrics"]["policy_loss"] for job in sorted(jobs, key=lambda job: job["created_at"])]
+        assert losses[1] < losses[0] and all(job["detail"]["metrics"]["imitated_tokens"] > 16 for job in jobs)
+
+
+def test_the_next_message_of_a_session_is_the_feedback(tiny_model: Path, tmp_path: Path) -> None:
+    """OpenClaw-RL: nobody reports; corrections become votes and hints, thanks become votes, and the policy learns from both."""
+    words = ["No, answer in French from now on.", "Thanks, that is great!"]
+    with serving(
+        tmp_path / "h", tiny_model, **SMALL, **{"reef.recipe": "recipes.openclawrl.recipe:OpenClawRLRecipe"}
+    ) as server:
+        client = server.client()
+        for number in range(4):
+            asked = [{"role": "user", "content": f"question {number}"}]
+            first = client.post("/v1/chat/completions", json=server.body("", messages=asked))
+            answer = {"role": "assistant", "content": first.json()["choices"][0]["message"]["content"]}
+            after = [*asked, answer, {"role": "user", "content": words[number % 2]}]
+            assert client.post("/v1/chat/completions", json=server.body("", messages=after)).status_code == 200
+        (job,) = settled(server, 1)
+        metrics = job["detail"]["metrics"]
+        assert (metrics["good_share"], metrics["bad_share"], metrics["hinted_share"]) == (0.5, 0.5, 0.5)
+        assert metrics["policy_updated"] is True and metrics["teacher_gap"] > 0 and metrics["logprob_gap_lag0"] < 0.1
+        counts = client.get("/reef/scenarios/default").json()["counts"]
+        assert counts["consumed"] == 4, "the last turn of a session does not train"
