@@ -24,7 +24,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "tests" / "sglang" / "cpu"
 PINS = SOURCE / "constraints.txt"
 STAND_INS = ("sitecustomize.py", "sgl_kernel")
 LEAST_FREE = 6 * 1024**3
-LIMIT_S = 900.0
+LIMIT_S = 600.0
 CANNOT = 3
 CHECK = "import sglang.srt.entrypoints.http_server, sglang; print(sglang.__version__)"
 

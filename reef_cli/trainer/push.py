@@ -4,7 +4,8 @@ Promises: what is sent is what lies on disk (full weights, or base weights with 
 rollback or a restart needs no trainer state; each phase has a time limit; several engines get the same bytes in one broadcast
 and are labelled only when all have them; a failure says which engine, which phase and whether engines may hold a mixture
 (`dirty`), because then nothing must be generated until a full push or a reload succeeded. Admission, pause and continue belong
-to the caller. SGLang's session rule is kept: begin, buckets, end.
+to the caller, and the engines are paused: a paused SGLang flushes at once or, asked to wait for it, never. Its session rule
+is kept: begin, buckets, end.
 """
 
 import shutil
@@ -141,7 +142,7 @@ class Pusher:
         with receipt.timed("end"):
             _ask_all(engines, "/end_weight_update", contract.END, CONTROL_S)
         with receipt.timed("flush"):
-            _ask_all(engines, f"/flush_cache?timeout={FLUSH_S:g}", {}, FLUSH_S + 5)
+            _ask_all(engines, "/flush_cache?timeout=0", {}, FLUSH_S)
         with receipt.timed("label"):
             _ask_all(engines, "/update_weight_version", contract.label(command.version), CONTROL_S)
 

@@ -1,4 +1,4 @@
-"""Real engines for the tests of this folder, started by the product's own command lines: SGLang on the CPU, and the embedded one."""
+"""Real engines for these tests, started by the product's own command lines: SGLang on the CPU, and the embedded one."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from reef_cli.weights.group import free_port
 
 VARIABLE = "REEF_TEST_SGLANG"
 """The interpreter of an environment with SGLang; without it the tests of this folder are not collected."""
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 CPU: Mapping[str, Any] = {
     "device": "cpu",
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
     "max_total_tokens": 8192,
     "skip_server_warmup": True,
+    "sleep_on_idle": True,
 }
 """What SGLang 0.5.23 needs to be told on a machine without accelerator."""
 CPU_LORA: Mapping[str, Any] = {**CPU, "lora_backend": "torch_native"}
@@ -102,14 +103,10 @@ class Running:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait(20)
         self._log.close()
 
@@ -147,8 +144,20 @@ class Flight:
 
 def asked(ids: list[int], path: str | None = None, rid: str | None = None, **sampling: Any) -> dict[str, Any]:
     params = {"temperature": 0, "max_new_tokens": 16, **sampling}
-    body: dict[str, Any] = {"input_ids": ids, "sampling_params": params, "return_logprob": True}
+    body: dict[str, Any] = {"input_ids": ids, "sampling_params": params, "return_logprob": True, "top_logprobs_num": 2}
     return body | ({"lora_path": path} if path else {}) | ({"rid": rid} if rid else {})
+
+
+def scores(engine: Running, ids: list[int], path: str | None = None) -> list[float]:
+    """Log-probs of the prompt's own tokens: what the weights think, whatever would be sampled."""
+    reply = engine.reply(asked(ids, path, max_new_tokens=1) | {"logprob_start_len": 0})
+    assert reply.status_code == 200, reply.text
+    return [entry[0] for entry in reply.json()["meta_info"]["input_token_logprobs"][1:]]
+
+
+def apart(one: list[float], two: list[float]) -> float:
+    """Mean difference in nats."""
+    return sum(abs(a - b) for a, b in zip(one, two, strict=True)) / len(one)
 
 
 def facts(reply: Mapping[str, Any]) -> tuple[list[int], list[float]]:
