@@ -171,7 +171,8 @@ def test_a_trainer_killed_during_a_push_leaves_the_engine_serving(
             ended = engine.post("/end_weight_update")
             assert ended.status_code == 200, ended.text
         unchanged(engine, prompt, before)
-        assert engine.post("/destroy_weights_update_group", {"group_name": name}).status_code == 200
+        # 400 where the trainer died before the engine had joined: there is no group then.
+        assert engine.post("/destroy_weights_update_group", {"group_name": name}).status_code in (200, 400)
         push(pusher, engine, language_model, "base")
     finally:
         dying.kill()
