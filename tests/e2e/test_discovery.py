@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,69 +35,84 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
-def words(server: Server, *more: str) -> list[str]:
-    return command("discover", PROBLEM, "--home", str(server.home), "--run", "letters", *more)
+def words(server: Server, run: str, *more: str) -> list[str]:
+    return command("discover", PROBLEM, "--home", str(server.home), "--run", run, *more)
 
 
-def discover(server: Server, *more: str, fails: bool = False) -> Any:
+def discover(server: Server, run: str, *more: str, fails: bool = False) -> Any:
     done = subprocess.run(
-        words(server, "--json", *more), capture_output=True, text=True, timeout=LIMIT_S, env=clean_environment(), check=False
+        words(server, run, "--json", *more),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=clean_environment(),
+        check=False,
     )
     assert (done.returncode != 0) is fails, done.stderr + server.words()[-3000:]
     return json.loads(done.stdout or done.stderr)
 
 
-def rows(server: Server) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((server.home / "discovery" / "letters" / "best.json").read_text())["history"]
-    return found
+def tries(server: Server, run: str) -> int:
+    """Tries in a run's archive so far."""
+    archive = server.home / "discovery" / run / "archive.db"
+    if not archive.exists():
+        return 0
+    with closing(sqlite3.connect(f"file:{archive}?mode=ro", uri=True, timeout=10)) as connection:
+        try:
+            return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
+        except sqlite3.OperationalError:
+            return 0  # the tables are not there yet
 
 
-def test_a_run_learns_is_killed_goes_on_and_shows_its_results(server: Server) -> None:
-    first = discover(server, "--steps", "1")
-    assert first["steps"] == 1 and first["tries"] == 6 and first["valid"] and first["strict"] > 1.0
-    (row,) = first["history"]
-    assert row["trained"] is True and row["head"] == server.head("letters") and server.head("letters").startswith("r1-")
-    (job,) = server.ledger.jobs()
+def serves(server: Server, scenario: str, release_id: str) -> bool:
+    """Whether the head has the content of `release_id`, a trained one; an idle gate gives the same content a new release."""
+    content = {row["release_id"]: row["content_id"] for row in server.releases(scenario)}
+    first = server.releases(scenario)[-1]["content_id"]
+    return content[server.head(scenario)] == content[release_id] != first
+
+
+def test_a_run_learns_from_a_step_and_writes_its_results(server: Server) -> None:
+    found = discover(server, "learns", "--steps", "1")
+    assert found["steps"] == 1 and found["tries"] == 6 and found["valid"] and found["strict"] > 1.0
+    (row,) = found["history"]
+    assert row["trained"] is True and serves(server, "learns", row["head"])
+    job = next(job for job in server.ledger.jobs() if job["scenario"] == "learns")
     assert job["state"] == "settled" and job["outcome"] == "select"
     for name in ("best.json", "curve.svg", "report.html"):
-        assert Path(first["files"][name]).stat().st_size > 0
-
-    child = subprocess.Popen(words(server, "--steps", "1"), env=clean_environment(), stderr=subprocess.DEVNULL)
-    archive = server.home / "discovery" / "letters" / "archive.db"
-    until(lambda: tries(archive) > 6, "a try of the second step")
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    kept = tries(archive)
-    second = discover(server, "--steps", "1")
-    assert second["tries"] == 12 and kept <= 12 and second["history"][1]["trained"] is True
-    assert second["strict"] >= first["strict"] and server.head("letters") == second["history"][1]["head"]
-    assert len([job for job in server.ledger.jobs() if job["state"] == "settled"]) == 2
-
-    child = subprocess.Popen(words(server, "--steps", "5"), env=clean_environment(), stderr=subprocess.PIPE, text=True)
-    until(lambda: tries(archive) > 12, "a try of the third step")
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=LIMIT_S)
-    assert child.returncode == 130 and "goes on" in said
-    shown = discover(server, "--steps", "0")
-    assert shown["history"][:2] == second["history"]
-
-    refused = discover(server, "--steps", "1", "--groups", "5", fails=True)
+        assert Path(found["files"][name]).stat().st_size > 0
+    assert discover(server, "learns", "--steps", "0")["history"] == found["history"]
+    refused = discover(server, "learns", "--steps", "1", "--groups", "5", fails=True)
     assert "2 x 3" in refused["error"]["message"]
 
 
-def test_a_frozen_run_reports_and_trains_nothing(server: Server) -> None:
-    before = len(server.ledger.jobs())
-    found = discover(
-        server, "--steps", "1", "--frozen", "--run", "still", "--scenario", "still", "--groups", "2", "--rollouts", "2"
+def test_a_killed_run_goes_on_without_asking_twice(server: Server) -> None:
+    child = subprocess.Popen(words(server, "killed", "--steps", "1"), env=clean_environment(), stderr=subprocess.DEVNULL)
+    until(lambda: tries(server, "killed"), "a first try")
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    kept = tries(server, "killed")
+    found = discover(server, "killed", "--steps", "1")
+    assert found["tries"] == 6 >= kept > 0 and found["history"][0]["trained"] is True
+    assert serves(server, "killed", found["history"][0]["head"])
+    counts = next(row for row in server.status()["scenarios"] if row["name"] == "killed")["counts"]
+    assert counts["reports"] == 6 == counts["consumed"]
+    assert 6 <= counts["inferences"] <= 6 + 16, "at most the answers under way were asked for again"
+
+
+def test_ctrl_c_keeps_what_was_found_and_a_frozen_run_trains_nothing(server: Server) -> None:
+    frozen = ("--frozen", "--groups", "2", "--rollouts", "3")
+    child = subprocess.Popen(
+        words(server, "stopped", "--steps", "500", *frozen), env=clean_environment(), stderr=subprocess.PIPE, text=True
     )
-    assert found["tries"] == 4 and len(server.ledger.jobs()) == before and server.head("still").startswith("r0-")
-    counts = next(row for row in server.status()["scenarios"] if row["name"] == "still")["counts"]
-    assert counts["reports"] == 4 and counts["refused:opted_out"] == 4
-
-
-def tries(archive: Path) -> int:
-    import sqlite3
-    from contextlib import closing
-
-    with closing(sqlite3.connect(f"file:{archive}?mode=ro", uri=True, timeout=10)) as connection:
-        return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
+    until(lambda: tries(server, "stopped"), "a first try")
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=LIMIT_S)
+    assert child.returncode == 130 and "goes on" in said
+    kept = tries(server, "stopped")
+    found = discover(server, "stopped", "--steps", "1", *frozen)
+    assert found["tries"] >= max(kept, 6) and found["tries"] % 6 == 0
+    assert not [job for job in server.ledger.jobs() if job["scenario"] == "stopped"] and server.head("stopped").startswith(
+        "r0-"
+    )
+    counts = next(row for row in server.status()["scenarios"] if row["name"] == "stopped")["counts"]
+    assert counts["reports"] == found["tries"] == counts["refused:opted_out"]
