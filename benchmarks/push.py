@@ -250,6 +250,7 @@ def measure(
         "error_samples": load.errors[:3],
         "mislabelled": len(wrong),
         "mislabelled_samples": wrong[:3],
+        "texts_due": list(expected.values()),
         "answers_of_two_releases": mixed,
         "chunk_gap_s": quantiles(gaps),
         "first_chunk_s": quantiles(firsts),

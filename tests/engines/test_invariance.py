@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from reef_cli.engines.embedded.attention import Piece, plan
+from reef_cli.engines.embedded.linear import rowwise
 from reef_cli.engines.embedded.model import Model
 from tests.engines.live import Live, ids_of
 
@@ -113,3 +114,18 @@ def test_a_sliding_window_model_equals_transformers(tmp_path) -> None:
     torch.testing.assert_close(ours, theirs.logits[0], atol=2e-4, rtol=1e-3)
     last = model.forward([ids[-1]], plan([(0, 89)], []), [], [0])
     torch.testing.assert_close(last[0], theirs.logits[0, -1], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(576, 192), (1536, 64), (16, 576)])
+def test_a_row_is_the_same_in_blocks_of_any_size(shape: tuple[int, int]) -> None:
+    """Kernels that sum in another order differ in about one of 10,000 values, so there are many."""
+    torch.manual_seed(0)
+    inner, outer = shape
+    weight = (torch.randn(outer, inner) / inner**0.5).bfloat16()
+    rows = torch.randn(1200, inner).bfloat16()
+    whole = rowwise(rows, weight)
+    for size in (1, 2, 3, 5, 33, 34, 40, 64, 300):
+        apart = torch.cat([rowwise(part, weight) for part in rows.split(size)])
+        assert torch.equal(apart, whole), size
+    torch.testing.assert_close(whole.float(), rows.float() @ weight.float().T, atol=3e-2, rtol=2e-2)
+    assert rowwise(rows[:0], weight).shape == (0, outer)

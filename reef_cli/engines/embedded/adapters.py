@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from reef_cli.core.errors import UnsupportedArtifact
+from reef_cli.engines.embedded.linear import rowwise
 from reef_cli.weights.lora import read_lora
 
 
@@ -83,9 +83,6 @@ class Adapters:
 def _add(x: Tensor, output: Tensor, index: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> None:
     """In place on `output [1, tokens, out]`; `x [1, tokens, in]`."""
     if index is None:
-        output[0] += linear(linear(x[0], a), b) * scaling
+        output[0] += rowwise(rowwise(x[0], a), b) * scaling
         return
-    # One row alone would take another matmul kernel; see `attention`.
-    twins = index.expand(2) if len(index) == 1 else index
-    delta = linear(linear(x[0, twins], a), b) * scaling
-    output[0].index_add_(0, index, delta[: len(index)])
+    output[0].index_add_(0, index, rowwise(rowwise(x[0, index], a), b) * scaling)

@@ -6,8 +6,8 @@ attention function registered here writes the new keys and values into their slo
 Why it is invariant: the CPU flash kernel's bits depend on the KV length it is called with and on having fewer than four query
 rows per head, but not on batch or row count (measured over 4 to 63 rows, head sizes 16 to 128). So a query at position p is
 always attended with `ceil((p + 1) / 64) * 64` keys (the rest masked) and in a tile of 4 to 63 rows, whether it is decoded,
-prefilled in one chunk or in many. Linear layers in bf16 are row-invariant from two rows on (a single row takes another kernel
-where a layer has 1536 or more inputs), so a flat row of one token is doubled; its twin writes into a spare slot.
+prefilled in one chunk or in many. Linear layers are made row-invariant by `linear`. A flat row of one token is doubled; its
+twin writes into a spare slot.
 
 Slots live in anonymous private memory that the system commits page by page, so room for the longest context costs nothing
 until it is used, and unwritten keys are zeros.

@@ -16,6 +16,7 @@ from torch import Tensor
 from reef_cli.core.errors import ConfigError, UnsupportedArtifact
 from reef_cli.engines.embedded.adapters import Adapters, Rows
 from reef_cli.engines.embedded.attention import NAME, Piece, Plan, SlotAttention, Slots, plan
+from reef_cli.engines.embedded.linear import make_rowwise
 
 
 class Model:
@@ -28,6 +29,7 @@ class Model:
         self.path = path
         self.net: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=NAME).eval()
         self.net.requires_grad_(False)
+        make_rowwise(self.net)
         config = self.net.config.get_text_config()
         _check(config)
         longest = int(getattr(config, "max_position_embeddings", 4096))
@@ -104,20 +106,25 @@ class Model:
         }
 
     def invariant(self) -> bool:
-        """Whether this machine's kernels give the same bits alone and in company, in one chunk and in two."""
+        """Whether this machine's kernels give the same bits alone and in company, in one chunk and in many."""
         if self.slots.count < 3:
             return False
         torch.manual_seed(0)
         length = min(100, self.context_length - 1)
         tokens = torch.randint(0, self.vocab_size, (length,)).tolist()
-        alone = self.forward(tokens, plan([], [Piece(0, 0, length, 0)]), [], [length - 1])
-        cut = length // 3
-        self.forward(tokens[:cut] * 2, plan([], [Piece(1, 0, cut, 0), Piece(2, 0, cut, cut)]), [], [])
-        rest = tokens[cut:-1]
-        self.forward(rest, plan([], [Piece(1, cut, length - 1, 0)]), [], [])
-        mixed = plan([(1, length - 1)], [Piece(2, cut, length - 1, 1)])
-        together = self.forward([tokens[-1], *rest], mixed, [], [0])
-        return bool(torch.equal(alone, together))
+        alone = self.forward(tokens, plan([], [Piece(0, 0, length, 0)]), [], range(length))
+        apart = torch.empty_like(alone)
+        start = 0
+        for size in (33, 1, 2, 3, 31, length):
+            end = min(length, start + size)
+            if end > start:
+                apart[start:end] = self.forward(tokens[start:end], plan([], [Piece(1, start, end, 0)]), [], range(end - start))
+            start = end
+        # The last token once more, as a decoding step beside another prompt.
+        self.forward(tokens[:3], plan([], [Piece(2, 0, 3, 0)]), [], [])
+        mixed = plan([(1, length - 1)], [Piece(2, 3, length, 1)])
+        together = self.forward([tokens[-1], *tokens[3:]], mixed, [], range(length - 2))
+        return torch.equal(alone, apart) and torch.equal(alone[-1], together[0]) and torch.equal(alone[3:], together[1:])
 
 
 def engine_checksum(checksums: Mapping[str, str]) -> str:
