@@ -2,10 +2,13 @@
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,14 +80,30 @@ LIMITED = (
 """Runs a command that cannot write files beyond a size: to it the disk is full. Python ignores SIGXFSZ, so writes fail."""
 
 
+@pytest.fixture
+def other_disk() -> Iterator[Path]:
+    """A folder on another file system than the home's."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        pytest.skip("needs a second file system")
+    with tempfile.TemporaryDirectory(dir=memory, prefix="reef-test-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
-def test_a_full_disk_while_publishing_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    """A trained adapter cannot be stored: the job says so, the old head serves, and with room again the samples train."""
+def test_a_full_disk_while_publishing_loses_nothing(tiny_model: Path, tmp_path: Path, other_disk: Path) -> None:
+    """A trained adapter cannot be stored: the job says so, the old head serves, and with room again the samples train.
+
+    Large files lie on another disk, so that storing copies what the trainer wrote instead of linking it.
+    """
     wide = {"trainer.rank": "768", "engine.max_lora_rank": "768"}
     with serving(tmp_path / "h", tiny_model, **SAO, **wide) as server:
         server.scored(2)
         until(lambda: server.ledger.settled() == 1, "the first step", 240)
         head = server.head()
+        large = server.home / "releases.git" / "lfs"
+        shutil.move(large, other_disk / "lfs")
+        large.symlink_to(other_disk / "lfs")
         # The adapter has 3.6 MB; the database stays below the limit. Only the server is limited, not the trainer.
         unlimited = resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
         ids = server.scored(2)

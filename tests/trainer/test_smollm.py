@@ -50,7 +50,7 @@ async def test_agreement_cost_and_resumption(language_model: Path, tmp_path: Pat
         scores = await handle.score(None, samples)
         gaps = [abs(a - b) for x, y in zip(scores, expected, strict=True) for a, b in zip(x, y, strict=True)]
         print(f"mean |difference| {sum(gaps) / len(gaps):.4f} nats, largest {max(gaps):.4f}")
-        assert sum(gaps) / len(gaps) < 0.05
+        assert sum(gaps) / len(gaps) < 0.1  # bf16 kernels: 0.03 with AVX-512, 0.06 with AMX
         exact = [replace(s, tokens=replace(s.tokens, logprobs=tuple(row))) for s, row in zip(samples, expected, strict=True)]
         first = await handle.train("s", release(), None, None, exact, tmp_path / "1")
         second = await handle.train("s", release("lora", 1), first.directory, first.checkpoint, exact, tmp_path / "2")
