@@ -2,10 +2,11 @@
 
 One task for all of them: capitals in exactly one finished sentence (the suite of `recipes/sao`; training and held-out items
 share no country). Every learning arm gets the same number of answers from the policy, 16 per step; what it is told about them
-is its own signal: a score, its group, a demonstration, a hint for the teacher. Arms per recipe: itself, an ablation that takes
-its idea away, a control that makes something simpler of the same answers, and the frozen model. Several recipes share a
-control, so a run is done once: cells are `arm/seed`, each starts a server of its own, and finished cells are kept in the
-results file, so they may be made one by one. Measured on held-out questions at temperature 1 and greedily.
+is its own signal: a score, its group, a demonstration, a hint for the teacher, or what a person says next. Arms per recipe:
+itself, ablations that take its idea away, a control that makes something simpler of the same answers, and the frozen model.
+Several recipes share a control, so a run is done once: cells are `arm/seed`, each starts a server of its own, and those that
+have ended are kept in the results file, so they may be made one by one. Measured on held-out questions at temperature 1 and
+greedily.
 
     python benchmarks/recipes_cpu.py --seeds 3 --minutes 120        # all cells that fit
     python benchmarks/recipes_cpu.py --cells opd/0 frozen/0         # some
@@ -35,6 +36,7 @@ from reef_cli.control.client import Client
 from reef_cli.demo.run import SCENARIO, example_folder
 from reef_cli.demo.server import Server
 from reef_cli.evaluation.grade import grade_now
+from reef_cli.evaluation.graders import OneSentence
 from reef_cli.evaluation.suite import Item, Suite
 
 RESULTS = Path(__file__).parent / "results" / "recipes_cpu.json"
@@ -43,9 +45,13 @@ STEP_S, SHORT_S = 1200.0, 20.0
 """Patience with a step that must come, and with a queue that may be too short for one."""
 
 HINT = "Answer in one short sentence."
+THANKS, WRONG, CHANGE = "Thanks, that is right.", "No, that is not right.", f"Please {HINT[0].lower()}{HINT[1:]}"
+"""What a person says after an answer who reports nothing."""
+
 GRPO, SFT = "recipes.grpo.recipe:GRPORecipe", "recipes.sft.recipe:SFTRecipe"
 OPD, SDFT = "recipes.opd.recipe:OPDRecipe", "recipes.sdft.recipe:SDFTRecipe"
 SDPO, SAO = "recipes.sdpo.recipe:SDPORecipe", "recipes.sao.recipe:SAORecipe"
+OPENCLAWRL = "recipes.openclawrl.recipe:OpenClawRLRecipe"
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Arm:
     grouped: bool = False
     demonstration: str = ""
     """Name of the metadata entry that carries the right answer, empty for none."""
+    talks: bool = False
+    """Whether the person answers in the same conversation in place of reporting."""
 
 
 ARMS: Mapping[str, Arm | None] = {
@@ -74,9 +82,12 @@ ARMS: Mapping[str, Arm | None] = {
     "sdft-all-tokens": Arm(SDFT, {"top_k": 50, "skip_tokens": 0}, demonstration="teacher_context"),
     "sdpo": Arm(SDPO, {"group_size": GROUP, "top_k": 50, "hybrid": 0.9, "success": 1.0}, grouped=True),
     "sdpo-pure": Arm(SDPO, {"group_size": GROUP, "top_k": 50, "success": 1.0}, grouped=True),
+    "openclawrl": Arm(OPENCLAWRL, {}, talks=True),
+    "openclawrl-votes": Arm(OPENCLAWRL, {"hint_weight": 0.0}, talks=True),
+    "openclawrl-hints": Arm(OPENCLAWRL, {"reward_weight": 0.0}, talks=True),
     "frozen": None,
 }
-PLAN: Mapping[str, tuple[str, str, str]] = {
+PLAN: Mapping[str, tuple[str, ...]] = {
     "grpo": ("grpo", "grpo-plain", "sft-good"),
     "sft": ("sft", "sft-own", "grpo"),
     "opd": ("opd", "opd-no-hint", "grpo"),
@@ -85,8 +96,9 @@ PLAN: Mapping[str, tuple[str, str, str]] = {
     "sdft": ("sdft", "sdft-all-tokens", "sft"),
     "sdpo": ("sdpo", "sdpo-pure", "grpo"),
     "sao": ("sao", "grpo-plain", "grpo"),
+    "openclawrl": ("openclawrl", "openclawrl-votes", "openclawrl-hints", "grpo"),
 }
-"""Per recipe: itself, its ablation, its control; `frozen` is every recipe's fourth arm."""
+"""Per recipe: itself, its ablations, its control; `frozen` is every recipe's last arm."""
 
 
 @dataclass
@@ -96,6 +108,7 @@ class Cell:
     arm: str
     seed: int
     steps: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
     sampled: float = 0.0
     greedy: float = 0.0
     rewards: list[float] = field(default_factory=list)
@@ -134,9 +147,16 @@ class Talker:
             "temperature": 1.0,
             "seed": seed,
         }
-        headers = {"x-reef-scenario": SCENARIO}
+        headers = {"x-reef-scenario": SCENARIO, "x-reef-tag-session": f"{group}.{rollout}"}
         answer = client.request("POST", "/v1/chat/completions", body, headers=headers)
-        grade = grade_now(item.grader, answer.json["choices"][0]["message"]["content"] or "").score
+        text = answer.json["choices"][0]["message"]["content"] or ""
+        grade = grade_now(item.grader, text).score
+        if self._arm.talks:
+            said = [{"role": "assistant", "content": text}, {"role": "user", "content": reply(item.grader, text)}]
+            body = {**body, "messages": [*item.messages, *said], "max_tokens": 1}
+            client.request("POST", "/v1/chat/completions", body, headers=headers)
+            client.close()
+            return grade
         metadata: dict[str, Any] = {"group": group, "rollout": rollout} if self._arm.grouped else {}
         if self._arm.demonstration:
             metadata[self._arm.demonstration] = right_answer(item)
@@ -144,6 +164,14 @@ class Talker:
         client.request("POST", "/reef/report", report, headers=headers)
         client.close()
         return grade
+
+
+def reply(grader: Any, text: str) -> str:
+    """What a person says to an answer: thanks, that its form is to be another, or that it is wrong."""
+    if grade_now(grader, text).score == 1.0:
+        return THANKS
+    form = next(part for part in grader.graders if isinstance(part, OneSentence))
+    return WRONG if grade_now(form, text).score == 1.0 else CHANGE
 
 
 def right_answer(item: Item) -> str:
@@ -190,7 +218,8 @@ def configuration(arm: Arm, seed: int, model: str | None) -> str:
 def run(name: str, seed: int, steps: int, model: str | None) -> Cell:
     """One cell from an empty home to its held-out scores."""
     suite = Suite.load(example_folder() / "suite.jsonl")
-    arm, cell = ARMS[name], Cell(name, seed, steps, machine=machine())
+    arm = ARMS[name]
+    cell = Cell(name, seed, steps, dict(arm.settings) if arm else {}, machine=machine())
     home = Path(tempfile.mkdtemp(prefix=f"reef-bench-{name}-{seed}-"))
     (home / "serve.yaml").write_text(configuration(arm or Arm(SAO), seed, model))
     started = time.monotonic()
@@ -246,8 +275,9 @@ def keep(path: Path, cells: Mapping[str, Mapping[str, Any]], steps: int) -> None
 def table(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Per recipe and arm: seeds, mean and 95 % interval of the held-out scores; arms without a cell are left out."""
     found: dict[str, Any] = {}
-    for recipe, (own, ablation, control) in PLAN.items():
-        rows = {"recipe": own, "ablation": ablation, "control": control, "frozen": "frozen"}
+    for recipe, (own, *ablations, control) in PLAN.items():
+        roles = ["ablation", *(f"ablation {i}" for i in range(2, len(ablations) + 1))]
+        rows = {"recipe": own, **dict(zip(roles, ablations, strict=True)), "control": control, "frozen": "frozen"}
         found[recipe] = {role: summary(cells, arm) for role, arm in rows.items()}
     return found
 
@@ -272,7 +302,7 @@ def show(cells: Mapping[str, Mapping[str, Any]]) -> None:
         for role, row in rows.items():
             text = "not run" if not row["seeds"] else f"T=1 {row['sampled']:.3f} {row['sampled_interval'] or ''}"
             greedy = "" if not row["seeds"] else f"  greedy {row['greedy']:.3f}"
-            print(f"  {role:9} {row['arm']:16} seeds {row['seeds']}  {text}{greedy}")
+            print(f"  {role:10} {row['arm']:16} seeds {row['seeds']}  {text}{greedy}")
 
 
 def wanted(args: argparse.Namespace, cells: Mapping[str, Any]) -> list[str]:
