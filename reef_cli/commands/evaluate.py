@@ -7,6 +7,7 @@ import typer
 
 from reef_cli.commands import output
 from reef_cli.commands.chain import chains_of, current, find
+from reef_cli.commands.progress import evaluation_bar
 from reef_cli.commands.shell import Scenario, Shell, new_app, scenario_path, with_shell
 from reef_cli.core.errors import GateRefused, UsageError
 
@@ -36,7 +37,8 @@ def evaluate(
     options = {"points": points, "suite": suite, "split": split, "limit": limit, "again": again or None}
     body |= {name: value for name, value in options.items() if value is not None}
     shell.say(f"evaluating {body.get('since') or ', '.join(body.get('releases', ()))} of {scenario}")
-    answer: dict[str, Any] = shell.client.post(scenario_path(scenario, "evaluate"), body, timeout_s=timeout_s)
+    with evaluation_bar(shell, scenario):
+        answer: dict[str, Any] = shell.client.post(scenario_path(scenario, "evaluate"), body, timeout_s=timeout_s)
     if plot is not None:
         from reef_cli.commands.plot import save
 

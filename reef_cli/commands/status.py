@@ -30,6 +30,7 @@ def draw(shell: Shell, answer: Mapping[str, Any]) -> None:
             ("home", answer.get("home")),
             ("engine", engine_line(engine)),
             ("storage", storage_line(answer.get("storage") or {})),
+            ("evaluating", evaluating_line(answer.get("evaluating"))),
         ]
     )
     print()
@@ -51,6 +52,14 @@ def storage_line(storage: Mapping[str, Any]) -> str | None:
         return None
     free = storage.get("free_bytes")
     return output.size(storage["bytes"]) + (f", {output.size(free)} free" if free is not None else "")
+
+
+def evaluating_line(under_way: Mapping[str, Any] | None) -> str | None:
+    """`3 releases of default on suite.jsonl, 12/96 answers`; None when nothing is evaluated."""
+    if not under_way:
+        return None
+    what = f"{under_way['releases']} release{'s' if under_way['releases'] != 1 else ''} of {under_way['scenario']}"
+    return f"{what} on {under_way['suite']}, {under_way['done']}/{under_way['total']} answers"
 
 
 def state_line(scenario: Mapping[str, Any]) -> str:

@@ -151,13 +151,19 @@ class Remote:
     def _receive(self, remote: str, wanted: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
         folder = local_repository(remote)
         if folder is not None:
-            # What the remote has dropped stays unrestorable here too; the chain itself is whole.
             theirs = ObjectStore(folder)
             return _copy(theirs, self._objects, [(oid, size) for oid, size in wanted if theirs.has(oid, size)])
-        if wanted:
-            self._require_lfs(remote)
-            self._talk("lfs", "fetch", remote, *self._git.refs(INCOMING))
-        return wanted
+        if not wanted:
+            return wanted
+        self._require_lfs(remote)
+        # Every release's files: without `--all`, git-lfs fetches those of the tips only.
+        done = self._run("lfs", "fetch", "--all", remote, *self._git.refs(INCOMING))
+        missing = [oid for oid, size in wanted if not self._objects.has(oid, size)]
+        told = done.stderr.decode(errors="replace")
+        if done.returncode != 0 and not (missing and all(f"[{oid}] Object does not exist" in told for oid in missing)):
+            raise _refused("lfs", told)
+        # What the remote has dropped stays unrestorable here too; the chain itself is whole.
+        return [(oid, size) for oid, size in wanted if oid not in missing]
 
     def _require_lfs(self, remote: str) -> None:
         if self._lfs == "never" or shutil.which("git-lfs") is None:
@@ -168,6 +174,12 @@ class Remote:
             )
 
     def _talk(self, *arguments: str) -> bytes:
+        done = self._run(*arguments)
+        if done.returncode != 0:
+            raise _refused(arguments[0], done.stderr.decode(errors="replace"))
+        return done.stdout
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key in _KEPT_VARIABLES}
         environment |= {
             "GIT_DIR": str(self._git.repo),
@@ -176,12 +188,9 @@ class Remote:
         }
         command = ["git", *FSYNC, "-c", "core.hooksPath=/dev/null", *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=_TIMEOUT_S)
+            return subprocess.run(command, capture_output=True, env=environment, check=False, timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise UnavailableError(f"git {arguments[0]} did not end in {_TIMEOUT_S:.0f} s", hint="try again later") from error
-        if done.returncode != 0:
-            raise _refused(arguments[0], done.stderr.decode(errors="replace"))
-        return done.stdout
 
 
 def local_repository(remote: str) -> Path | None:

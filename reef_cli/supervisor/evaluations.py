@@ -8,8 +8,8 @@ release costs only its own answers.
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,25 @@ from reef_cli.releases.service import ReleaseService
 TOGETHER = 3
 # Points of a chain that are evaluated by default; a longer one is sampled evenly, both ends included.
 POINTS = 12
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """The evaluation that runs now: `done` of `total` answers, kept ones included."""
+
+    scenario: str
+    suite: str
+    releases: int
+    total: int
+    done: int = 0
+
+    def part(self, index: int, parts: int) -> Callable[[int, int], None]:
+        """Progress of the `index`-th of `parts` equal parts, as a run reports it."""
+
+        def told(done: int, total: int) -> None:
+            self.done = round(self.total * (index + done / total) / parts)
+
+        return told
 
 
 class Evaluations:
@@ -51,6 +70,11 @@ class Evaluations:
         self._releases = releases
         self._folder = folder
         self._lock = asyncio.Lock()
+        self._under_way: UnderWay | None = None
+
+    def under_way(self) -> Mapping[str, Any] | None:
+        """`{scenario, suite, releases, done, total}` of the evaluation that runs now, for `GET /reef/status`."""
+        return asdict(self._under_way) if self._under_way else None
 
     async def evaluate(self, scenario: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """`{release_id | releases | since, against?, suite?, split?, limit?, points?, again?}` -> the report as JSON.
@@ -60,7 +84,11 @@ class Evaluations:
         suite = await self._chosen(body)
         names, skipped = await self._named(scenario, body)
         async with self._lock:
-            report = await self._run(scenario, suite, names, again=bool(body.get("again")))
+            self._under_way = UnderWay(scenario, suite.name, len(names), len(names) * len(suite.items))
+            try:
+                report = await self._run(scenario, suite, names, self._under_way, again=bool(body.get("again")))
+            finally:
+                self._under_way = None
         judged = report.summaries[-1]
         return {
             "scenario": scenario,
@@ -82,7 +110,7 @@ class Evaluations:
             "budget_spent": report.budget_spent,
         }
 
-    async def _run(self, scenario: str, suite: Suite, names: Sequence[str], *, again: bool) -> Report:
+    async def _run(self, scenario: str, suite: Suite, names: Sequence[str], watched: UnderWay, *, again: bool) -> Report:
         settings = self._settings
         budget = budget_of(settings)
         asker = Asker(
@@ -92,17 +120,19 @@ class Evaluations:
         if again:
             state.unlink(missing_ok=True)
         releases = [await self._release(scenario, name) for name in names]
-        facts = {"alpha": settings.alpha, "concurrency": settings.concurrency, "state": state, "asker": asker}
+        facts: dict[str, Any] = {"alpha": settings.alpha, "concurrency": settings.concurrency, "state": state, "asker": asker}
         if len(names) > TOGETHER or any([not await self._beside(release) for release in releases]):
             # One after another fills the state; the run over all of them then asks nothing and reports.
-            for release in releases:
-                first = [] if release is releases[0] else [releases[0]]
+            for index, release in enumerate(releases):
+                first = [releases[0]] if index else []
                 await self._publishing.stage(release)
                 try:
-                    await run_suite(self._answering, suite, [*first, release], **facts)  # type: ignore[arg-type]
+                    part = watched.part(index, len(releases))
+                    await run_suite(self._answering, suite, [*first, release], on_progress=part, **facts)
                 finally:
                     await self._publishing.unstage(release)
-        return await run_suite(self._answering, suite, releases, **facts)  # type: ignore[arg-type]
+            return await run_suite(self._answering, suite, releases, **facts)
+        return await run_suite(self._answering, suite, releases, on_progress=watched.part(0, 1), **facts)
 
     async def _release(self, scenario: str, name: str) -> Release:
         return await asyncio.to_thread(self._releases.get, scenario, ReleaseId(name))

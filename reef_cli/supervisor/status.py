@@ -23,7 +23,7 @@ class Status:
         self._engine: Mapping[str, Any] = {}
 
     def snapshot(self) -> Mapping[str, Any]:
-        """`{instance, uptime_s, home, engine, trainer, storage}`."""
+        """`{instance, uptime_s, home, engine, trainer, storage, evaluating}`."""
         stack, settings = self._stack, self._stack.settings
         now = stack.clock.monotonic()
         if now - self._measured > MEASURE_EVERY_S:
@@ -44,6 +44,7 @@ class Status:
             },
             "trainer": {"pids": stack.trainer.pids, "starts": stack.trainer.starts} if stack.trainer else None,
             "storage": {**self._bytes, "bytes": sum(self._bytes.values()), "age_s": round(now - self._measured, 1)},
+            "evaluating": stack.evaluations.under_way(),
         }
 
 

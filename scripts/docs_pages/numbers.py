@@ -85,6 +85,12 @@ def _experience(result: Any) -> Iterator[Row]:
 def _release(result: Any) -> Iterator[Row]:
     for name in ("publish", "rollback"):
         yield f"release store: {name} (commit, fsync, head moved)", f"median {result[name]['median_ms']:.0f} ms"
+    listing, made = result["listing"], result.get("checkpoints")
+    yield f"list a chain of {listing['releases']} from a fresh process", f"{listing['fresh_packed']['wall_ms']:.0f} ms"
+    if made:
+        size, older = f"{made['checkpoint_mb']:.0f} MB", f"{made['mb_per_older_checkpoint']} MB per older one"
+        what = f"disk for {made['checkpoints']} full checkpoints of {size}, steps of {made['learning_rate']:g}"
+        yield what, f"{made['compacted_mb']:.0f} MB instead of {made['whole_mb']:.0f}; {older}"
 
 
 def _gate(result: Any) -> Iterator[Row]:
@@ -115,6 +121,16 @@ def _sao(result: Any) -> Iterator[Row]:
     )
 
 
+def _harness_evolve(result: Any) -> Iterator[Row]:
+    runs = result["runs"]
+    each = ", ".join(f"{run['after']:.2f}" for run in runs)
+    rejected = sum(run["bad"]["outcome"] == "reject" for run in runs)
+    yield (
+        f"harness evolution, {len(runs)} seeds: {result['items']} held-out tasks before and after the released rule",
+        f"{result['mean']['before']:.2f}, {each}; the harmful rule rejected {rejected} times of {len(runs)}",
+    )
+
+
 def _engine(result: Any) -> Iterator[Row]:
     rows = {(row["engine"], row["requests"]): row for row in result["rows"]}
     ours, theirs = rows["embedded", 16], rows["transformers", 16]
@@ -134,4 +150,5 @@ KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "release": _release,
     "gate": _gate,
     "canary": _canary,
+    "harness_evolve": _harness_evolve,
 }

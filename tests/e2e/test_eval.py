@@ -2,7 +2,12 @@
 
 import asyncio
 import json
+import os
+import pty
+import re
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -40,12 +45,14 @@ def test_an_evaluation_goes_on_after_the_server_was_killed(provider: Upstream, s
     with stopped(server):
         server.start().ready()
         place = {"REEF_HOME": str(server.home)}
-        with subprocess.Popen(
-            command(*words), env=clean_environment(**place), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as first:
-            until(lambda: rows(server.home) >= 4, "four answers")
+        with on_terminal("eval", "--suite", str(suite), **place) as (first, seen):
+            until(lambda: re.search(rb"suite.jsonl.*[4-9]/12 answers", seen()), "a bar that moves")
+            assert re.search(
+                "evaluating\t1 release of default on suite.jsonl, [0-9]+/12 answers", reef("status", **place).stdout
+            )
             server.kill()
             assert first.wait(60) != 0
+            until(lambda: b"error:" in seen(), "an error after the bar")
         kept = rows(server.home)
         assert 4 <= kept < ITEMS
         provider.script = None
@@ -60,6 +67,28 @@ def test_an_evaluation_goes_on_after_the_server_was_killed(provider: Upstream, s
         assert answer["releases"][0]["prompt_tokens"] == 100 * ITEMS, "what the provider counted"
         shown = reef("eval", "--suite", str(suite), **place).stdout
         assert shown.startswith(f"{server.head()}\t1.000\t")
+
+
+@contextmanager
+def on_terminal(*words: str, **place: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
+    """A command whose stderr is a terminal, and all it has drawn there so far."""
+    main, side = pty.openpty()
+    os.set_blocking(main, False)
+    drawn = bytearray()
+
+    def seen() -> bytes:
+        with suppress(BlockingIOError, OSError):
+            while part := os.read(main, 65536):
+                drawn.extend(part)
+        return bytes(drawn)
+
+    environment = clean_environment(**place, TERM="xterm", COLUMNS="120")
+    try:
+        with subprocess.Popen(command(*words), env=environment, stdout=subprocess.DEVNULL, stderr=side) as process:
+            yield process, seen
+    finally:
+        os.close(side)
+        os.close(main)
 
 
 def rows(home: Path) -> int:

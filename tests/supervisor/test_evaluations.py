@@ -91,6 +91,25 @@ async def test_a_chain_shows_whether_it_got_better(setting: Setting, chain: list
         await asked.evaluate(SCENARIO, {"since": "r9-00000000"})
 
 
+async def test_how_far_an_evaluation_is_can_be_seen(setting: Setting, chain: list[Release]) -> None:
+    told: list[tuple[int, int]] = []
+
+    def watched(name: str, question: str, sampling: object) -> str:
+        state = asked.under_way()
+        assert state is not None and (state["scenario"], state["suite"]) == (SCENARIO, "made.jsonl")
+        told.append((state["done"], state["total"]))
+        return rising(name, question, sampling)
+
+    asked = evaluations(setting, Scripted(watched), made_suite())
+    for body in ({"releases": [chain[0].release_id, chain[1].release_id]}, {"since": chain[0].release_id, "again": True}):
+        told.clear()
+        assert asked.under_way() is None
+        answer = await asked.evaluate(SCENARIO, body)
+        total = ITEMS * len(answer["releases"])
+        assert told == sorted(told) and told[0] == (0, total) and total - 8 <= told[-1][0] < total
+    assert asked.under_way() is None
+
+
 async def test_a_suite_of_ones_own(setting: Setting, chain: list[Release], tmp_path: Path) -> None:
     asked = evaluations(setting, Scripted(rising))
     with pytest.raises(SuiteNotFound):
