@@ -1,9 +1,10 @@
 """Times of the release store: store, publish, promote, rollback, and listing a chain of 1,000 from a fresh process.
 
-Run: `python -m benchmarks.release [--chain 1000] [--large-mb 256] [--model DIR --checkpoints 20] [--home DIR]
+Run: `python -m benchmarks.release [--chain 1000] [--large-mb 256] [--model DIR --checkpoints 20] [--learn 20] [--home DIR]
 [--out benchmarks/results/release.json]`. With `--model`, a folder with a real model (`reef model list` names it), full
-checkpoints of it are stored after learning steps and compacted; that needs torch. Wall times in ms (median, p95); everything
-is fsynced, so the disk is part of them: `fsync_ms` is what one small fsync costs here.
+checkpoints of it are stored after made-up steps and compacted; that needs torch. With `--learn`, `reef serve` takes so many
+real SAO steps on full weights and its own chain is measured. Wall times in ms (median, p95); everything is fsynced, so the
+disk is part of them: `fsync_ms` is what one small fsync costs here.
 Bars: publish, promote and rollback <= 50 ms besides the bytes; bytes at 1 GB/s; a listing of 1,000 in <= 100 ms.
 """
 
@@ -210,6 +211,40 @@ def measure_checkpoints(home: Path, model: Path, count: int, rate: float) -> dic
     }
 
 
+def measure_learned(home: Path, steps: int) -> dict[str, Any]:
+    """Disk used by the chain of a server that took `steps` SAO steps on full weights, before and after compaction."""
+    from benchmarks.recipes_cpu import SAO, SCENARIO, Arm, Cell, configuration, example_folder, learn
+    from reef_cli.demo.server import Server
+    from reef_cli.evaluation.suite import Suite
+
+    arm = Arm(SAO, {"critic_only_steps": 0})
+    home = home / "learned"
+    home.mkdir()
+    settings = configuration(arm, 0, None).replace("trainer:\n", "trainer:\n  method: full\n")
+    (home / "serve.yaml").write_text(settings)
+    server = Server(home, home / "serve.yaml", {})
+    cell = Cell("sao, full weights", 0, steps)
+    try:
+        client = server.wait_ready(600.0, lambda _: None)
+        client.post("/reef/scenarios", {"name": SCENARIO})
+        items = Suite.load(example_folder() / "suite.jsonl").select("development").items
+        learn(cell, arm, client, server, items, steps)
+    finally:
+        server.stop()
+    service = ReleaseService(home)
+    checkpoints = [row for row in service.list(SCENARIO) if row.operation is Operation.TRAINING]
+    whole = used(service.repo)
+    report = service.compact(idle_s=0)
+    return {
+        "releases": len(checkpoints),
+        "rewards": cell.rewards,
+        "whole_mb": round(whole / 1e6, 1),
+        "compacted_mb": round(used(service.repo) / 1e6, 1),
+        "objects_compacted": report.objects,
+        "verified": not service.verify(SCENARIO),
+    }
+
+
 def used(folder: Path) -> int:
     """Bytes on the disk, each inode once."""
     facts = {(stat.st_dev, stat.st_ino): stat.st_blocks * 512 for path in folder.rglob("*") if (stat := path.lstat())}
@@ -258,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, help="folder of a model for the checkpoints; absent: they are left out")
     parser.add_argument("--checkpoints", type=int, default=20)
     parser.add_argument("--rate", type=float, default=1e-6, help="learning rate of the steps between checkpoints")
+    parser.add_argument("--learn", type=int, default=0, help="real SAO steps on full weights; absent: none")
     parser.add_argument("--home", type=Path, help="where to work, on the disk to be measured")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
@@ -275,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if options.model
                 else {}
             ),
+            **({"learned": measure_learned(home, options.learn)} if options.learn else {}),
             **machine(),
         }
     text = json.dumps(result, indent=1) + "\n"
