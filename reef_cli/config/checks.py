@@ -67,6 +67,7 @@ CHECKS: tuple[Check, ...] = (
     ("trainer.world_size", _positive, "must be at least 1"),
     ("trainer.zero_stage", lambda stage: 0 <= stage <= 3, "must be 0 to 3"),
     ("trainer.micro_batch", _positive, "must be at least 1"),
+    ("trainer.pack_tokens", _positive, "must be at least 1"),
     ("trainer.threads", _positive, "must be at least 1"),
     ("trainer.start_timeout_s", _positive, "must be above 0"),
     ("trainer.step_timeout_s", _positive, "must be above 0"),

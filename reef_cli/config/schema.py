@@ -162,6 +162,12 @@ class TrainerSettings:
     micro_batch: int = 8
     """Samples per forward pass."""
 
+    pack_tokens: int | None = None
+    """Pack samples behind each other, up to this many tokens per forward pass; absent: `micro_batch` padded rows."""
+
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+
     seed: int = 0
     """Seed of everything random in training (new weights, order of samples)."""
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, TypedDict, Unpack, cast
 from uuid import uuid4
 
 import aiohttp
@@ -21,6 +21,22 @@ from reef_cli.core.types import TokenSpan
 from reef_cli.weights import contract
 
 Mode = Literal["abort", "retract", "in_place"]
+
+
+class _Optional(TypedDict, total=False):
+    adapter: str | None
+    """A loaded LoRA adapter's name."""
+
+    rid: str | None
+    """The request's id, for `abort`."""
+
+
+class Wish(_Optional):
+    """What `generate` and `stream` are told beside tokens and sampling."""
+
+    max_new_tokens: int
+
+
 _CONTROL_TIMEOUT_S = 120.0
 
 
@@ -49,31 +65,15 @@ class EngineClient:
 
     # Generation
 
-    async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_new_tokens: int,
-        adapter: str | None = None,
-        rid: str | None = None,
-    ) -> Completion:
+    async def generate(self, input_ids: Sequence[int], sampling: Sampling, **wish: Unpack[Wish]) -> Completion:
         """Tokens in, tokens and log-probs out. Cancelling aborts the request in the engine."""
-        body = request_body(input_ids, sampling, max_new_tokens, adapter, rid or uuid4().hex, stream=False)
+        body = _body(input_ids, sampling, wish, stream=False)
         async with self._aborting(body["rid"]):
             return completion(await self._call("POST", "/generate", body))
 
-    async def stream(
-        self,
-        input_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_new_tokens: int,
-        adapter: str | None = None,
-        rid: str | None = None,
-    ) -> AsyncIterator[Delta]:
+    async def stream(self, input_ids: Sequence[int], sampling: Sampling, **wish: Unpack[Wish]) -> AsyncIterator[Delta]:
         """Text as it comes, then the whole completion. Closing the iterator aborts the request in the engine."""
-        body = request_body(input_ids, sampling, max_new_tokens, adapter, rid or uuid4().hex, stream=True)
+        body = _body(input_ids, sampling, wish, stream=True)
         gathered = Gathered()
         async with self._aborting(body["rid"]):
             async for chunk in self._events("/generate", body):
@@ -246,6 +246,11 @@ class EngineClient:
         key = self._admin_key if admin else self._api_key
         headers = {"Content-Type": "application/json"}
         return headers | {"Authorization": f"Bearer {key}"} if key else headers
+
+
+def _body(input_ids: Sequence[int], sampling: Sampling, wish: Wish, *, stream: bool) -> dict[str, Any]:
+    rid = wish.get("rid") or uuid4().hex
+    return request_body(input_ids, sampling, wish["max_new_tokens"], wish.get("adapter"), rid, stream=stream)
 
 
 def request_body(

@@ -9,11 +9,11 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from reef_cli.core.errors import EngineError, EngineUnavailable
 from reef_cli.core.ports import Completion, Delta, Sampling
-from reef_cli.engines.client import EngineClient, Mode
+from reef_cli.engines.client import EngineClient, Mode, Wish
 
 _REMEMBERED = 10_000
 """Openings whose engine is known."""
@@ -47,29 +47,13 @@ class Fleet(EngineClient):
 
     # Generation
 
-    async def generate(
-        self,
-        input_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_new_tokens: int,
-        adapter: str | None = None,
-        rid: str | None = None,
-    ) -> Completion:
+    async def generate(self, input_ids: Sequence[int], sampling: Sampling, **wish: Unpack[Wish]) -> Completion:
         with self._chosen(input_ids) as member:
-            return await member.generate(input_ids, sampling, max_new_tokens=max_new_tokens, adapter=adapter, rid=rid)
+            return await member.generate(input_ids, sampling, **wish)
 
-    async def stream(
-        self,
-        input_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        max_new_tokens: int,
-        adapter: str | None = None,
-        rid: str | None = None,
-    ) -> AsyncIterator[Delta]:
+    async def stream(self, input_ids: Sequence[int], sampling: Sampling, **wish: Unpack[Wish]) -> AsyncIterator[Delta]:
         with self._chosen(input_ids) as member:
-            deltas = member.stream(input_ids, sampling, max_new_tokens=max_new_tokens, adapter=adapter, rid=rid)
+            deltas = member.stream(input_ids, sampling, **wish)
             try:
                 async for delta in deltas:
                     yield delta

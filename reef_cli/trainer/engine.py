@@ -136,9 +136,7 @@ class Policy:
     def forward(self, micro: MicroBatch, ids: Tensor | None = None, adapter: bool = True) -> TokenOutput:
         """Log-probs of `ids` `[N, K]` (default: the sampled tokens) at the sampling temperature, with gradient if enabled."""
         wanted = micro.targets.unsqueeze(-1) if ids is None else ids
-        out = self._engine(
-            micro.input_ids, micro.attention_mask, micro.row, micro.column, wanted, micro.temperature, adapter=adapter
-        )
+        out = self._engine(*micro.place, wanted, micro.temperature, adapter=adapter)
         return TokenOutput(*out)
 
     @torch.no_grad()
@@ -147,7 +145,7 @@ class Policy:
 
         With method `full` there is no frozen base in memory; then they are the policy's own.
         """
-        out = self._engine(micro.input_ids, micro.attention_mask, micro.row, micro.column, None, None, adapter=False)
+        out = self._engine(*micro.place, None, None, adapter=False)
         hidden: Tensor = out[2].float()
         return hidden
 

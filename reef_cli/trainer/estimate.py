@@ -95,7 +95,8 @@ def _activations(settings: TrainerSettings, config: Mapping[str, Any], tokens: i
     inner = int(config.get("intermediate_size", 4 * hidden))
     per_token = layers * (10 * hidden + 4 * inner) * width
     head = _HEAD_TOKENS * int(config.get("vocab_size", 32_000)) * 4 * 2  # logits and their gradient, fp32
-    return settings.micro_batch * tokens * per_token + head
+    shown = settings.micro_batch * tokens if settings.pack_tokens is None else max(settings.pack_tokens, tokens)
+    return shown * per_token + head
 
 
 def _text_config(model_dir: Path) -> Mapping[str, Any]:

@@ -110,15 +110,7 @@ class Learner:
         """One step of the program on the state in memory, without writing anything."""
         if not samples:
             raise TrainerError("A training step needs at least one sample")
-        policy = self._policy
-        batch = batching.build(
-            samples,
-            self.settings.micro_batch,
-            base_step=base_step,
-            rank=policy.rank,
-            world_size=policy.world_size,
-            device=self._device,
-        )
+        policy, batch = self._policy, self._batch(samples, base_step)
         policy.tick = self.tick
         self.actor.train()
         return self.program.train(policy, batch)
@@ -131,14 +123,7 @@ class Learner:
     @torch.no_grad()
     def drift(self, reference: Path | None, samples: Sequence[Sample]) -> float:
         """K3 estimate of KL(weights in memory || `reference`) in nats per token, over the step's first samples."""
-        policy = self._policy
-        batch = batching.build(
-            samples[:DRIFT_SAMPLES],
-            self.settings.micro_batch,
-            rank=policy.rank,
-            world_size=policy.world_size,
-            device=self._device,
-        )
+        policy, batch = self._policy, self._batch(samples[:DRIFT_SAMPLES])
         now = [policy.forward(micro).logprob for micro in batch.micros]
         with self._instead(reference):
             then = [policy.forward(micro, adapter=reference is not None).logprob for micro in batch.micros]
@@ -168,16 +153,25 @@ class Learner:
     def score(self, directory: Path | None, samples: Sequence[Sample]) -> list[list[float]]:
         """Log-probs of each sample's action tokens under the weights of `directory` (None: base). Drops the state in memory."""
         self._afresh(directory)
-        policy = self._policy
-        batch = batching.build(
-            samples, self.settings.micro_batch, rank=policy.rank, world_size=policy.world_size, device=self._device
-        )
+        policy, batch = self._policy, self._batch(samples)
         mine: dict[int, list[float]] = {}
         for micro in batch.micros:
             parts = micro.split(policy.forward(micro).logprob)
             mine |= {position: part.tolist() for position, part in parts.items()}
         found = {position: part for share in policy.gather(mine) for position, part in share.items()}
         return [found.get(i, []) for i in range(len(samples))]
+
+    def _batch(self, samples: Sequence[Sample], base_step: int = 0) -> batching.Batch:
+        policy, settings = self._policy, self.settings
+        return batching.build(
+            samples,
+            settings.micro_batch,
+            base_step=base_step,
+            rank=policy.rank,
+            world_size=policy.world_size,
+            device=self._device,
+            pack_tokens=settings.pack_tokens,
+        )
 
     # -- states ------------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from reef_cli.config.schema import TrainerSettings
-from reef_cli.core.errors import UnsupportedArtifact
+from reef_cli.core.errors import TrainerError, UnsupportedArtifact
 from reef_cli.trainer.losses.logprobs import linear_logprobs, selected_logprobs
 from reef_cli.weights.lora import Lora, LoraConfig
 
@@ -58,20 +58,24 @@ class Actor(nn.Module):
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
-        row: Tensor,
+        line: Tensor,
         column: Tensor,
+        positions: Tensor | None,
         ids: Tensor | None,
         temperature: Tensor | None,
         adapter: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs `[N, K]`, entropy `[N]` and hidden states `[N, H]` at `(row, column)`; without `ids` hidden states only."""
+        """Log-probs `[N, K]`, entropy `[N]` and hidden states `[N, H]` at `(line, column)`; without `ids` hidden states only.
+
+        `positions` `[1, T]` tell that samples are packed behind each other; the mask is all ones then.
+        """
         with self._adapter(adapter):
-            states, logits = self._body(input_ids, attention_mask)
-            hidden = states[row, column]
+            states, logits = self._body(input_ids, attention_mask, positions)
+            hidden = states[line, column]
             if ids is None or temperature is None:
                 return hidden.new_zeros(0), hidden.new_zeros(0), hidden
             if logits is not None:
-                logprobs, entropy = selected_logprobs(logits[row, column], ids, temperature)
+                logprobs, entropy = selected_logprobs(logits[line, column], ids, temperature)
             elif self.partitioned_head:
                 logprobs, entropy = self._through_gathered_head(states, hidden, ids, temperature)
             else:
@@ -86,11 +90,13 @@ class Actor(nn.Module):
             return torch.zeros(ids.shape, device=hidden.device) + nothing, torch.zeros(0, device=hidden.device)
         return selected_logprobs(head(hidden), ids, temperature)
 
-    def _body(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _body(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        # Without a mask transformers finds packed sequences by their positions and keeps attention within them.
+        mask = attention_mask if positions is None else None
+        read = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions, "use_cache": False}
         if self.split_head:
-            body = self.causal.base_model
-            return body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state, None
-        out = self.causal(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, output_hidden_states=True)
+            return self.causal.base_model(**read).last_hidden_state, None
+        out = self.causal(**read, output_hidden_states=True)
         return out.hidden_states[-1], out.logits
 
     def _adapter(self, on: bool) -> Any:
@@ -106,7 +112,7 @@ def load_actor(directory: Path, settings: TrainerSettings, device: torch.device)
     )
     model.config.use_cache = False
     if settings.method == "full":
-        return Actor(model.to(device), lora=False)
+        return _finished(Actor(model.to(device), lora=False), settings)
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
 
@@ -114,7 +120,21 @@ def load_actor(directory: Path, settings: TrainerSettings, device: torch.device)
         r=settings.rank, lora_alpha=settings.alpha, target_modules=list(settings.target_modules), task_type="CAUSAL_LM"
     )
     # Adapter weights stay in the model's precision, as in the engine; the optimizer keeps fp32 masters of them.
-    return Actor(get_peft_model(model, config, autocast_adapter_dtype=False).to(device), lora=True)
+    return _finished(Actor(get_peft_model(model, config, autocast_adapter_dtype=False).to(device), lora=True), settings)
+
+
+def _finished(actor: Actor, settings: TrainerSettings) -> Actor:
+    if settings.gradient_checkpointing:
+        # ZeRO-3's partitions have other shapes in the backward pass, which only the reentrant form does not mind.
+        actor.causal.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3})
+        actor.causal.enable_input_require_grads()
+    if settings.pack_tokens is not None and not _keeps_apart(actor):
+        raise TrainerError(
+            f"Samples cannot be packed for a {type(actor.causal).__name__}",
+            why="behind each other they see each other",
+            hint="leave trainer.pack_tokens out",
+        )
+    return actor
 
 
 def reset_lora(actor: Actor, lora: Lora | None, seed: int) -> None:
@@ -166,6 +186,19 @@ def gathered(parameters: list[nn.Parameter], stage: int) -> Iterator[None]:
 
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=None):
         yield
+
+
+@torch.no_grad()
+def _keeps_apart(actor: Actor) -> bool:
+    """Whether two sequences packed into one row give the same hidden states as alone, but for rounding."""
+    device = actor.causal.device
+    one, two = torch.arange(3, 9, device=device), torch.arange(11, 4, -1, device=device)
+    packed, other = torch.cat([one, two])[None], torch.cat([one.flip(0), two])[None]
+    positions = torch.cat([torch.arange(len(part), device=device) for part in (one, two)])[None]
+    nothing = torch.ones_like(packed)
+    (states, _), (beside, _) = (actor._body(ids, nothing, positions) for ids in (packed, other))
+    # The second sequence must not notice that another one stands before it.
+    return torch.equal(states[0, len(one) :], beside[0, len(one) :])
 
 
 def _head_is_plain(causal: Any) -> bool:

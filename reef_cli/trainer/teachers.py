@@ -106,7 +106,7 @@ class OtherModel(Teacher):
     def answer(self, policy: Policy, micro: MicroBatch, ids: Tensor | None = None) -> TokenOutput:
         wanted = micro.targets.unsqueeze(-1) if ids is None else ids
         actor = self._loaded(policy)
-        out = actor(micro.input_ids, micro.attention_mask, micro.row, micro.column, wanted, micro.temperature)
+        out = actor(*micro.place, wanted, micro.temperature)
         return TokenOutput(*out)
 
     def head(self, policy: Policy) -> nn.Module:
