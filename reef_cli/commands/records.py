@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reef_cli.commands import output
+from reef_cli.commands import output, records_sql
 from reef_cli.commands.shell import Scenario, Shell, items, new_app, scenario_path, with_shell
 from reef_cli.control.plain import one_line
 from reef_cli.core.errors import NotFoundError, UsageError
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Line = tuple[int, Any]
 """A document and the number of its line."""
 
-app = new_app("List, show, export and import records")
+app = new_app("List, show, query, export and import records")
+app.command("query")(records_sql.query)
+app.command("tables")(records_sql.tables)
 
 _PAGE = 500
 _BATCH = 200
