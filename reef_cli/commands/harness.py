@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reef_cli.commands import output
+from reef_cli.commands import harness_history, output
 from reef_cli.commands.shell import Scenario, Shell, Yes, confirm, items, new_app, with_shell
 from reef_cli.core.errors import InstallFailed, InvalidRequest, NotFoundError, ReefError, UsageError
 from reef_cli.harness import discovery, install, scaffold
@@ -186,6 +186,9 @@ def propose(
     shell.emit(answer, lambda: print(f"{answer['release_id']} {state}: {answer.get('changed', '')}"))
     if answer.get("pending"):
         shell.hint(f"reef release promote {answer['release_id']} -s {scenario}")
+
+
+app.command("history")(harness_history.history)
 
 
 # -- adapters ---------------------------------------------------------------------------------------------------------

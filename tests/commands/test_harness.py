@@ -1,11 +1,12 @@
 """`reef harness` in front of a server that answers from a script: what is asked, what is printed, how it fails."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.commands.runner import Done, Reef
-from tests.control.fake_reef import FakeReef
+from tests.control.fake_reef import FakeReef, release
 
 RULES = {"id": "house", "kind": "rules", "config": {"text": "One word.\nAlways."}}
 SKILL = {"id": "pdf", "kind": "skill", "config": {"description": "Makes PDFs", "text": "# Steps"}}
@@ -132,3 +133,19 @@ def test_without_a_server(shell: Reef) -> None:
     for words in (["tree"], ["pull", "x"], ["install", "--adapter", "native"]):
         assert error(shell("harness", *words, "--json")) == (6, "not_running")
     assert shell("harness", "list", "--json").json == {"installed": []}
+
+
+def test_the_releases_of_a_harness_become_commits(reef: Reef, server: FakeReef, tmp_path: Path) -> None:
+    answering(server)
+    back = release(3, "d", surface="harness", operation="rollback", source_release_id="r1-aaaaaaaa", evidence={})
+    first = release(1, "a", surface="harness", evidence={"changed": "added rules house"})
+    server.releases = [release(4, "e", surface="harness", pending=True), back, release(2, "c"), first, release(0, "b")]
+    done = reef("harness", "history", "mine", "--json")
+    assert done.json["written"] == ["r1-aaaaaaaa", "r3-dddddddd"] and done.json["releases"] == 2
+    assert [query for query, *_ in server.asked("GET", "/reef/harness")] == [
+        {"release_id": "r1-aaaaaaaa"},
+        {"release_id": "r3-dddddddd"},
+    ]
+    log = subprocess.run(["git", "-C", tmp_path / "mine", "log", "--format=%s"], capture_output=True, text=True, check=True)
+    assert log.stdout.splitlines() == ["rollback to r1-aaaaaaaa", "added rules house"]
+    assert reef("harness", "history", "mine").out == "0 of 2 releases are new in mine\n"
