@@ -92,6 +92,10 @@ def _release(result: Any) -> Iterator[Row]:
         what = f"disk for {made['checkpoints']} full checkpoints of {size}, steps of {made['learning_rate']:g}"
         yield what, f"{made['compacted_mb']:.0f} MB instead of {made['whole_mb']:.0f}; {older}"
 
+    if learned := result.get("learned"):
+        kept = f"{learned['compacted_mb']:.0f} MB instead of {learned['whole_mb']:.0f}"
+        yield f"disk for {learned['releases']} full checkpoints of real SAO steps", kept
+
 
 def _gate(result: Any) -> Iterator[Row]:
     yield (
