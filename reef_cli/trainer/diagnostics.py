@@ -42,21 +42,23 @@ class Diagnosis:
         self._seen.append(_Seen(micro, gap, none if masked is None else masked, out.entropy.detach().double()))
 
     def metrics(self) -> dict[str, Any]:
-        """Masked share, ESS/n, K3, entropy, |log-prob gap| of all tokens and of those at lag 0, over all ranks.
+        """Masked share, ESS/n, K1 to K3, entropy, |log-prob gap| of all tokens and of those at lag 0, over all ranks.
 
         Raises `StepRefused` when the batch's log-probs are not finite.
         """
-        sums = torch.zeros(8, dtype=torch.float64, device=self._policy.device)
+        sums = torch.zeros(10, dtype=torch.float64, device=self._policy.device)
         for part in self._seen:
             sums += self._sums(part)
         sums = self._policy.sum(sums)
         if not torch.isfinite(sums).all():
             raise StepRefused("The batch's log-probs are not finite", hint="look at the log-probs the engine recorded")
-        masked, first, second, k3, entropy, gap, fresh, all_gap = sums.tolist()
+        masked, weight, squares, k1, k2, k3, entropy, gap, fresh, all_gap = sums.tolist()
         n = max(1, self._batch.tokens)
         return {
             "masked_share": masked / n,
-            "ess_share": first**2 / second / n if second > 0 else 0.0,
+            "ess_share": importance.effective_sample_size(weight, squares) / n,
+            "k1": k1 / n,
+            "k2": k2 / n,
             "k3": k3 / n,
             "entropy": entropy / n,
             "logprob_gap_lag0": gap / fresh if fresh else None,
@@ -73,7 +75,9 @@ class Diagnosis:
                 part.masked.sum().double(),
                 rho.sum(),
                 rho.square().sum(),
-                (rho - 1 - log_rho).sum(),
+                importance.k1(log_rho).sum(),
+                importance.k2(log_rho).sum(),
+                importance.k3(log_rho).sum(),
                 part.entropy.sum(),
                 part.log_ratio.abs()[fresh].sum(),
                 fresh.sum().double(),

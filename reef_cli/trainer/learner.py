@@ -4,6 +4,7 @@ Promises: a step starts from exactly the state that was asked for; after a faile
 is loaded again from disk; every file appears whole or not at all. Knows neither the socket nor the server.
 """
 
+import gc
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +52,8 @@ class Learner:
         self.policy: Policy | None = None
         self._resident: str | None = None
         self.fresh_reason = ""
-        self._afresh(None)
+        if not settings.rests:
+            self._afresh(None)
 
     @property
     def actor(self) -> Actor:
@@ -130,7 +132,7 @@ class Learner:
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         for mine, theirs in zip(now, then, strict=True):
             if mine.numel():
-                total[0] += importance.k3((theirs - mine).double()) * mine.numel()
+                total[0] += importance.k3((theirs - mine).double()).sum()
                 total[1] += mine.numel()
         total = policy.sum(total)
         return float(total[0] / total[1].clamp(min=1))
@@ -173,6 +175,17 @@ class Learner:
             pack_tokens=settings.pack_tokens,
         )
 
+    def rest(self) -> None:
+        """Give the memory of model and optimizer back; the next command loads what it needs from files."""
+        self.tick("rest", 0, 1)
+        self._resident = None
+        if self.policy is not None:
+            self.policy.close()
+            self.policy = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     # -- states ------------------------------------------------------------------------------------------------------------
 
     def ensure(self, base_directory: Path | None, from_checkpoint: Path | None) -> None:
@@ -184,6 +197,8 @@ class Learner:
         state = checkpoint.read_state(from_checkpoint)
         if state.id == self._resident:
             return None
+        if self.policy is None:
+            self._afresh(base_directory)
         self.tick("load", 0, 1)
         difference = self._shape().differs(state.shape)
         if difference is not None:

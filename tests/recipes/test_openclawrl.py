@@ -15,10 +15,12 @@ from recipes.openclawrl.judge import Exchange, Opinion, by_words, evaluation, hi
 from recipes.openclawrl.observer import SessionObserver, bind
 from recipes.openclawrl.program import EPS_HIGH, EPS_LOW, Lesson, choose, hint_loss
 from recipes.openclawrl.recipe import HINTED, TEACHER_PROMPTS, OpenClawRLRecipe, OpenClawRLSettings
+from reef_cli.config.off_policy import OffPolicy
 from reef_cli.core.errors import ConfigError, EngineError
 from reef_cli.core.ports import Answer, Sampling
 from reef_cli.core.types import Inference, Report, Sample
 from reef_cli.learning.contract import Seen, Tools, derived_id
+from reef_cli.trainer.losses.policy import policy_terms
 from reef_cli.trainer.process import join_alone
 from tests.recipes.kit import STEPS, TOOLS, Letters, learner, on_policy, record, refused
 from tests.trainer.conftest import toy_model
@@ -261,6 +263,22 @@ def test_the_hint_loss_has_the_worked_value() -> None:
     teacher = torch.tensor([[0.2, 0.6, 0.05, 0.1]], dtype=torch.float64).log()
     loss = hint_loss(old, Lesson(torch.zeros(1, 4, dtype=torch.long), old, teacher), 1.0, weighted=True)
     assert float(loss) == pytest.approx(0.299851, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("vote", "clip", "pushed"),
+    [(1.0, 9.0, [1.5, 0.4, 3.5]), (1.0, 1.0, [1.5, 0.4, 2.0]), (-1.0, 1.0, [-0.5, -1.6, 0.0])],
+)
+def test_votes_and_hints_add_up_to_the_worked_advantages(vote: float, clip: float, pushed: list[float]) -> None:
+    """At the step's start the gradient of both parts together is minus the combined advantage of each sampled token."""
+    old = torch.tensor([-0.7, -0.4, -3.0], dtype=torch.float64)
+    teacher = torch.tensor([-0.2, -1.0, -0.5], dtype=torch.float64)
+    new = old.clone().requires_grad_()
+    off = OffPolicy("decoupled", high=1 + EPS_HIGH)
+    reward = policy_terms(off, new, old, torch.full_like(old, vote), torch.zeros(3, dtype=torch.long)).loss
+    lesson = Lesson(torch.zeros(3, 1, dtype=torch.long), old.unsqueeze(-1), teacher.unsqueeze(-1))
+    (reward + hint_loss(new.unsqueeze(-1), lesson, clip, weighted=False)).sum().backward()
+    assert new.grad is not None and (-new.grad).tolist() == pytest.approx(pushed, abs=1e-6)
 
 
 @pytest.mark.parametrize("top_k", [0, 3])

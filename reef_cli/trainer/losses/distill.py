@@ -19,11 +19,6 @@ TAIL_LIMIT = -1e-7
 """Largest log of the listed probabilities' sum, so that the tail bin's log exists."""
 
 
-def sampled_reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """The sampled-token form of KL(S||T): sg(log S - log T) * log S; its gradient raises what the teacher likes better."""
-    return (student - teacher).detach() * student
-
-
 def opd_advantages(advantage: Tensor, student: Tensor, teacher: Tensor, strength: float) -> Tensor:
     """On-policy distillation as an advantage: A - strength * (log p_student - log p_teacher); detached."""
     return (advantage - strength * (student - teacher)).detach()
@@ -34,11 +29,6 @@ def normalised_gap(teacher: Tensor, behaviour: Tensor, beta: float, clip: float)
     gap = (teacher - behaviour).detach()
     rms = gap.square().mean().sqrt().clamp_min(torch.finfo(gap.dtype).tiny)
     return beta * (gap / rms).clamp(-clip, clip)
-
-
-def capped_ratio(student: Tensor, behaviour: Tensor, cap: float) -> Tensor:
-    """min(p_student / p_sampled, cap), the log-ratio clamped; detached."""
-    return importance.tis_weight(importance.ratio(student, behaviour), cap)
 
 
 # -- divergences -----------------------------------------------------------------------------------------------------------

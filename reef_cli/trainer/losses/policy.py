@@ -48,20 +48,16 @@ def ratio_weight(off: OffPolicy, rho: Tensor) -> Tensor:
 def _surrogate(off: OffPolicy, new: Tensor, behaviour: Tensor, advantage: Tensor, row: Tensor) -> Terms:
     low, high = off.bounds
     assert low is not None and high is not None
-    correction = torch.ones_like(new)
     if off.kind == "decoupled":
         # One update per batch: the proximal policy is the one the step starts from, and all staleness is in the correction.
-        correction = importance.ratio(new, behaviour).detach()
-        rho = importance.ratio(new, new.detach())
-    elif off.kind == "gspo":
-        rho = sequence_means(importance.log_ratio(new, behaviour), row).exp()
-    else:
-        rho = importance.ratio(new, behaviour)
-    loss = correction * importance.ppo_loss(rho, advantage, 1 - low, high - 1, off.dual_clip)
+        loss = importance.decoupled_ppo_loss(new, new.detach(), behaviour, advantage, 1 - low, high - 1)
+        return Terms(loss, torch.zeros_like(new, dtype=torch.bool))
+    log_rho = importance.log_ratio(new, behaviour)
+    rho = (sequence_means(log_rho, row) if off.kind == "gspo" else log_rho).exp()
     clipped = torch.where(advantage >= 0, rho > high, rho < low)
     if off.dual_clip is not None:
         clipped = clipped | ((advantage < 0) & (rho > off.dual_clip))
-    return Terms(loss, clipped.detach())
+    return Terms(importance.ppo_loss(rho, advantage, 1 - low, high - 1, off.dual_clip), clipped.detach())
 
 
 def sequence_means(values: Tensor, row: Tensor) -> Tensor:
