@@ -14,6 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says something about the machine's other work only; CI tries the same examples every time.
+settings.register_profile("reef", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ)
+settings.load_profile("reef")
 
 MARK = "PYTEST_REEF_RUN"
 _GRACE_S = 15.0
