@@ -13,6 +13,7 @@ from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Extras, Inference, Report, Sample
 from reef_cli.learning.contract import Acquisition, Group, GroupSettings, RecipeSettings, Refusal, Signal
 from reef_cli.learning.samples import WeightsRecipe, group_places, scored_sample
+from reef_cli.learning.settings import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,7 @@ class GRPOSettings(GroupSettings):
         GroupSettings.__post_init__(self)
         if self.group_size < 2:
             raise ConfigError("GRPO needs groups of two or more", hint="group_size: 4")
-        if not self.policy_lr > 0:
-            raise ConfigError(f"GRPO cannot work with this policy_lr: {self.policy_lr}", hint="see recipes/grpo/README.md")
+        check(self, positive=("policy_lr",))
         OffPolicy.of(self.off_policy)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from reef_cli.config.off_policy import OffPolicy
-from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Extras, Inference, Report, Sample
 from reef_cli.learning.contract import RecipeSettings, Refusal, Signal, Tools
 from reef_cli.learning.samples import (
@@ -23,6 +22,7 @@ from reef_cli.learning.samples import (
     with_teacher_context,
     without_weight,
 )
+from reef_cli.learning.settings import check, check_weighted
 
 _LISTS = (Extras.TEACHER_LOGPROBS, Extras.TEACHER_TOP_IDS, Extras.TEACHER_TOP_LOGPROBS)
 
@@ -74,17 +74,12 @@ class OPDSettings(RecipeSettings):
     """The shared block; `tis` with its bounds unless it says otherwise."""
 
     def __post_init__(self) -> None:
-        wrong = [name for name in ("policy_lr", "top_k", "gap_weight", "gap_clip") if not getattr(self, name) > 0]
-        if self.teacher == "recorded" and self.loss == "full":
-            wrong.append("loss")
-        if self.continual != "off" and self.loss != "sampled":
-            wrong.append("loss")
-        if wrong:
-            raise ConfigError(
-                f"OPD cannot work with this {wrong[0]}: {getattr(self, wrong[0])}", hint="see recipes/opd/README.md"
-            )
-        if OffPolicy.of(self.off_policy, kind="tis").kind in ("ppo", "gspo", "decoupled") and self.loss != "sampled":
-            raise ConfigError("a distillation loss has no clipped surrogate", hint="off_policy.kind: tis, dis, icepop or cispo")
+        without_lists = self.teacher == "recorded" and self.loss == "full"
+        wrong = ["loss"] if without_lists or (self.continual != "off" and self.loss != "sampled") else []
+        check(self, positive=("policy_lr", "top_k", "gap_weight", "gap_clip"), wrong=wrong)
+        off = OffPolicy.of(self.off_policy, kind="tis")
+        if self.loss != "sampled":
+            check_weighted(off)
 
 
 class OPDRecipe(WeightsRecipe):

@@ -16,6 +16,7 @@ from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Extras, Inference, Report, Sample
 from reef_cli.learning.contract import RecipeSettings, Refusal, Signal, Tools, is_derived
 from reef_cli.learning.samples import WeightsRecipe, conversation, question_of, scored_sample
+from reef_cli.learning.settings import check
 
 HINTED = "{question}\n\n[user's hint / instruction]\n{hint}"
 HINTS = 3
@@ -78,14 +79,11 @@ class OpenClawRLSettings(RecipeSettings):
     """The shared block; `decoupled` with bounds 0.8 and 1.28 unless it says otherwise."""
 
     def __post_init__(self) -> None:
-        positive = ("policy_lr", "votes", "judge_tokens", "judge_concurrency", "session_ttl_s", "gap_clip")
-        wrong = [name for name in positive if not getattr(self, name) > 0]
-        wrong += [name for name in ("reward_weight", "hint_weight", "top_k") if getattr(self, name) < 0]
-        if wrong:
-            raise ConfigError(
-                f"OpenClaw-RL cannot work with this {wrong[0]}: {getattr(self, wrong[0])}",
-                hint="see recipes/openclawrl/README.md",
-            )
+        check(
+            self,
+            positive=("policy_lr", "votes", "judge_tokens", "judge_concurrency", "session_ttl_s", "gap_clip"),
+            natural=("reward_weight", "hint_weight", "top_k"),
+        )
         if self.reward_weight == 0 and self.hint_weight == 0:
             raise ConfigError("reward_weight and hint_weight are both 0: nothing would be learned", hint="leave one at 1")
         if self.judge not in ("words", "engine") and ":" not in self.judge:

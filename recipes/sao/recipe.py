@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface
 from reef_cli.learning.contract import Acquisition, ProgramSpec, RecipeSettings, Refusal, Signal, Target
 from reef_cli.learning.samples import scored_sample
+from reef_cli.learning.settings import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +67,13 @@ class SAOSettings(RecipeSettings):
     """Samples drawn hotter than this are refused; ratios are computed at the temperature of each sample."""
 
     def __post_init__(self) -> None:
-        positive = ("batch_size", "policy_lr", "critic_lr", "eps_high", "critic_steps", "critic_width", "alpha_lambda")
-        wrong = [name for name in positive if not getattr(self, name) > 0]
-        if not 0 < self.eps_low <= 1:
-            wrong.append("eps_low")
-        if not 0 < self.gamma <= 1:
-            wrong.append("gamma")
-        if not 0 <= self.level_decay <= 1:
-            wrong.append("level_decay")
-        if self.critic_only_steps < 0:
-            wrong.append("critic_only_steps")
-        if wrong:
-            raise ConfigError(
-                f"SAO cannot work with this {wrong[0]}: {getattr(self, wrong[0])}", hint="see recipes/sao/README.md"
-            )
+        learning = ("batch_size", "policy_lr", "critic_lr", "critic_steps", "critic_width")
+        check(
+            self,
+            positive=(*learning, "eps_low", "eps_high", "gamma", "alpha_lambda"),
+            natural=("critic_only_steps",),
+            shares=("eps_low", "gamma", "level_decay"),
+        )
 
 
 _PROGRAM_FIELDS = (

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from reef_cli.config.off_policy import OffPolicy
 from reef_cli.core.types import Extras, Inference, Report, Sample
 from reef_cli.learning.contract import RecipeSettings, Refusal, Signal, Tools
-from reef_cli.learning.distilling import check_distillation
 from reef_cli.learning.samples import WeightsRecipe, conversation, question_of, traced_sample, with_teacher_context
+from reef_cli.learning.settings import check, check_weighted
 
 CONTEXT = (
     "{question}\n\nThis is an example of a good answer to the question:\n\n{demonstration}\n\n"
@@ -53,7 +54,8 @@ class SDFTSettings(RecipeSettings):
     """The shared block; `tis` cut at 2 unless it says otherwise."""
 
     def __post_init__(self) -> None:
-        check_distillation(self, "sdft")
+        check(self, positive=("policy_lr",), natural=("top_k",), shares=("teacher_rate", "alpha"))
+        check_weighted(OffPolicy.of(self.off_policy, kind="tis"))
 
 
 class SDFTRecipe(WeightsRecipe):

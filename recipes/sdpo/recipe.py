@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from reef_cli.core.errors import ConfigError
+from reef_cli.config.off_policy import OffPolicy
 from reef_cli.core.types import Extras, Inference, Report, Sample
 from reef_cli.learning.contract import Acquisition, Group, GroupSettings, RecipeSettings, Refusal, Signal, Tools
-from reef_cli.learning.distilling import check_distillation
 from reef_cli.learning.samples import (
     WeightsRecipe,
     conversation,
@@ -23,6 +22,7 @@ from reef_cli.learning.samples import (
     with_teacher_context,
     without_weight,
 )
+from reef_cli.learning.settings import check, check_weighted
 
 SOLUTION = "Correct solution:\n\n{solution}"
 FEEDBACK = "The following is feedback from your unsuccessful earlier attempt:\n\n{feedback}"
@@ -75,9 +75,8 @@ class SDPOSettings(GroupSettings):
 
     def __post_init__(self) -> None:
         GroupSettings.__post_init__(self)
-        check_distillation(self, "sdpo")
-        if not 0 <= self.hybrid <= 1:
-            raise ConfigError(f"sdpo cannot work with this hybrid: {self.hybrid}", hint="between 0 and 1")
+        check(self, positive=("policy_lr",), natural=("top_k",), shares=("teacher_rate", "alpha", "hybrid"))
+        check_weighted(OffPolicy.of(self.off_policy, kind="tis"))
 
 
 class SDPORecipe(WeightsRecipe):

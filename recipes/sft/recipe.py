@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Extras, Inference, Report, Sample
 from reef_cli.learning.contract import RecipeSettings, Refusal, Signal, Tools
 from reef_cli.learning.samples import WeightsRecipe, as_demonstration, conversation, traced_sample
+from reef_cli.learning.settings import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class SFTSettings(RecipeSettings):
     """Longer conversations stay in their batch and train nothing."""
 
     def __post_init__(self) -> None:
-        if not self.policy_lr > 0:
-            raise ConfigError(f"SFT cannot work with this policy_lr: {self.policy_lr}", hint="see recipes/sft/README.md")
+        check(self, positive=("policy_lr",))
 
 
 class SFTRecipe(WeightsRecipe):

@@ -12,6 +12,7 @@ from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Extras, Inference, Report, Sample
 from reef_cli.learning.contract import Acquisition, Group, GroupSettings, Refusal
 from reef_cli.learning.samples import WeightsRecipe, scored_sample
+from reef_cli.learning.settings import check
 
 GRID = "grid"
 """The entry of `Sample.extras` that names the step a try belongs to."""
@@ -50,15 +51,8 @@ class GridSettings(GroupSettings):
 
     def __post_init__(self) -> None:
         GroupSettings.__post_init__(self)
-        wrong = [name for name in ("lr", "divergence") if not getattr(self, name) > 0]
-        if self.kl_coefficient < 0:
-            wrong.append("kl_coefficient")
-        wrong += [name for name in ("beta", "weight_cap") if (value := getattr(self, name)) is not None and not value > 0]
-        if wrong:
-            raise ConfigError(
-                f"entropic advantages cannot work with this {wrong[0]}: {getattr(self, wrong[0])}",
-                hint="see recipes/tttd/README.md",
-            )
+        given = [name for name in ("beta", "weight_cap") if getattr(self, name) is not None]
+        check(self, positive=("lr", "divergence", *given), natural=("kl_coefficient",))
         if self.group_size < 2 or (self.group_size == 2 and self.weight_cap is None):
             raise ConfigError(
                 f"a group_size of {self.group_size} compares too little",
