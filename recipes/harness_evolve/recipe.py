@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from reef_cli.core.errors import ConfigError
-from reef_cli.core.ids import release_step
 from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface, TokenTrace
 from reef_cli.learning.contract import Acquisition, Group, ProgramSpec, RecipeSettings, Refusal, Signal, Target
 from reef_cli.learning.evolving import Evolution, Kind
@@ -113,8 +112,8 @@ class HarnessEvolveRecipe:
     def __init__(self, settings: HarnessEvolveSettings) -> None:
         self.settings = settings
 
-    def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:
-        """A failure, or what somebody asked for; else a stable reason."""
+    def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:  # noqa: ARG002 - the contract's
+        """A failure, or what somebody asked for; else a stable reason. Its age is that of the harness it was made under."""
         if not records:
             return _asked(report)
         if report.score is not None and report.score > self.settings.max_score:
@@ -123,8 +122,6 @@ class HarnessEvolveRecipe:
         if last.response is None:
             return Refusal("no_answer")
         producing = tuple(dict.fromkeys(span.version for record in records if record.tokens for span in record.tokens.spans))
-        steps = [step_of[version] for version in producing if version in step_of]
-        steps += [release_step(record.release_id) or 0 for record in records if record.release_id]
         extras = {
             "kind": Kind.FAILURE,
             "score": report.score,
@@ -140,7 +137,7 @@ class HarnessEvolveRecipe:
             tokens=NO_TOKENS,
             reward=report.score if report.score is not None else self.settings.max_score,
             producing=producing,
-            step=min(steps, default=0),
+            step=0,
             created_at=report.created_at,
             extras=extras,
         )

@@ -4,16 +4,19 @@ Both ways answer with the same rows, so a command does not know which it uses. O
 starts meanwhile: the chain's head moves only by compare-and-swap.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol
 
 from reef_cli.commands.shell import Shell, items, scenario_name, scenario_path
+from reef_cli.core import surfaces
 from reef_cli.core.errors import ConflictError, ReleaseNotFound, ScenarioNotFound, UsageError
 from reef_cli.core.ids import ReleaseId, valid_scenario
-from reef_cli.core.types import Release
+from reef_cli.core.types import Operation, Release, Surface
 
 Row = dict[str, Any]
+
+_FACTS = ("release_id", "scenario", "parent_release_id", "content_id", "kind", "step", "recorded_at", "author", "pending")
 
 
 class Chains(Protocol):
@@ -27,7 +30,7 @@ class Chains(Protocol):
 
     def promote(self, scenario: str, release_id: str, expected_head: str | None) -> Row: ...
 
-    def rollback(self, scenario: str, release_id: str | None, expected_head: str | None) -> Row: ...
+    def rollback(self, scenario: str, release_id: str, expected_head: str | None, surface: str) -> Row: ...
 
     def dismiss(self, scenario: str, release_id: str) -> Row: ...
 
@@ -56,16 +59,16 @@ class OnlineChains:
         return self._client.get(scenario_path(scenario, "releases", a, "diff", b))
 
     def promote(self, scenario: str, release_id: str, expected_head: str | None) -> Row:
-        return self._move(scenario, "promote", release_id, expected_head)
+        return self._move(scenario, "promote", {"release_id": release_id, "expected_head": expected_head})
 
-    def rollback(self, scenario: str, release_id: str | None, expected_head: str | None) -> Row:
-        return self._move(scenario, "rollback", release_id, expected_head)
+    def rollback(self, scenario: str, release_id: str, expected_head: str | None, surface: str) -> Row:
+        return self._move(scenario, "rollback", {"release_id": release_id, "expected_head": expected_head, "surface": surface})
 
     def dismiss(self, scenario: str, release_id: str) -> Row:
         return dict(self._client.post(scenario_path(scenario, "dismiss"), {"release_id": release_id}))
 
-    def _move(self, scenario: str, verb: str, release_id: str | None, expected_head: str | None) -> Row:
-        body = {name: value for name, value in (("release_id", release_id), ("expected_head", expected_head)) if value}
+    def _move(self, scenario: str, verb: str, asked: Mapping[str, str | None]) -> Row:
+        body = {name: value for name, value in asked.items() if value}
         # Loading a release into the engine may take a while; the server bounds it.
         answer = self._client.post(scenario_path(scenario, verb), body, timeout_s=600.0)
         return dict(answer.get("release", answer))
@@ -82,32 +85,34 @@ class OfflineChains:
         return list(self._service.scenarios())
 
     def releases(self, scenario: str) -> list[Row]:
-        head = self._head(scenario)
-        return [release_row(release, head.release_id) for release in self._service.list(scenario)]
+        heads = self._heads(scenario)
+        return [release_row(release, heads) for release in self._service.list(scenario)]
 
     def diff(self, scenario: str, a: str, b: str) -> Any:
         return plain_data(self._service.diff(self._service.get(scenario, a), self._service.get(scenario, b)))
 
     def promote(self, scenario: str, release_id: str, expected_head: str | None) -> Row:
-        self._head(scenario)
+        self._heads(scenario)
         return self._moved(self._service.promote(scenario, ReleaseId(release_id), _id(expected_head)))
 
-    def rollback(self, scenario: str, release_id: str | None, expected_head: str | None) -> Row:
-        self._head(scenario)
-        return self._moved(self._service.rollback(scenario, _id(release_id), _id(expected_head)))
+    def rollback(self, scenario: str, release_id: str, expected_head: str | None, surface: str) -> Row:
+        self._heads(scenario)
+        move = self._service.rollback
+        return self._moved(move(scenario, ReleaseId(release_id), _id(expected_head), surface=Surface(surface)))
 
     def dismiss(self, scenario: str, release_id: str) -> Row:
-        head = self._head(scenario)
-        return release_row(self._service.dismiss(scenario, ReleaseId(release_id)), head.release_id)
+        heads = self._heads(scenario)
+        return release_row(self._service.dismiss(scenario, ReleaseId(release_id)), heads)
 
     def _moved(self, release: Release) -> Row:
-        return release_row(release, release.release_id)
+        return release_row(release, [release.release_id])
 
-    def _head(self, scenario: str) -> Release:
-        head: Release | None = self._service.head(scenario) if valid_scenario(scenario) else None
-        if head is None:
+    def _heads(self, scenario: str) -> list[str]:
+        """Release ids at the heads of a scenario's surfaces."""
+        found: Mapping[Surface, Release] = self._service.heads(scenario) if valid_scenario(scenario) else {}
+        if not found:
             raise ScenarioNotFound(f"no scenario {scenario!r} in {self._home.root}", hint="see: reef release list --all")
-        return head
+        return [release.release_id for release in found.values()]
 
 
 def service_of(shell: Shell) -> Any:
@@ -131,20 +136,30 @@ def local_only(shell: Shell, what: str) -> None:
         )
 
 
-def release_row(release: Release, head: str) -> Row:
+def release_row(release: Release, heads: Collection[str]) -> Row:
     """A release as the API shows it."""
     row = asdict(release)
     row["surface"], row["operation"] = release.surface.value, release.operation.value
-    row["current"] = release.release_id == head and not release.pending
+    row["current"] = release.release_id in heads and not release.pending
     return row
 
 
-def current(rows: list[Row], scenario: str) -> Row:
-    """The head among rows."""
-    for row in rows:
-        if row.get("current"):
-            return row
-    raise ReleaseNotFound(f"scenario {scenario} has no release yet", hint="see: reef status")
+def current(rows: list[Row], scenario: str, surface: Surface = Surface.WEIGHTS) -> Row:
+    """The head of a surface among rows."""
+    head = surfaces.head([_release(row) for row in rows], surface)
+    if head is None:
+        raise ReleaseNotFound(f"scenario {scenario} has no release yet", hint="see: reef status")
+    return next(row for row in rows if row["release_id"] == head.release_id)
+
+
+def main_head(rows: list[Row], scenario: str) -> Row:
+    """The head of the surface a scenario evolves: of the weights, unless only its harness was ever released."""
+    return current(rows, scenario, surfaces.moved([_release(row) for row in rows])[0])
+
+
+def meant(rows: list[Row], surface: Surface | None, target: Row | None, expected: str | None) -> Surface:
+    """The surface a rollback moves; `AmbiguousSurface` when nothing says which of two."""
+    return surfaces.meant([_release(row) for row in rows], surface, None if target is None else _release(target), expected)
 
 
 def find(rows: list[Row], scenario: str, release_id: str) -> Row:
@@ -159,14 +174,16 @@ def find(rows: list[Row], scenario: str, release_id: str) -> Row:
     raise ReleaseNotFound(f"no release {release_id} in {scenario}", hint=f"see: reef release list -s {scenario}")
 
 
-def rollback_target(rows: list[Row], head: Row) -> Row | None:
-    """What a rollback without a name goes back to: the nearest earlier release of the head's surface (or the creation
-    release) whose content differs."""
-    surface = head.get("surface")
-    chain = [row for row in rows if not row.get("pending")]
-    served = [row for row in chain if row.get("surface") == surface or row.get("operation") == "creation"]
-    earlier = served[served.index(head) + 1 :] if head in served else []
-    return next((row for row in earlier if row.get("content_id") != head.get("content_id")), None)
+def rollback_target(rows: list[Row], surface: Surface) -> Row | None:
+    """What a rollback without a name goes back to: the nearest earlier release of the surface whose content differs."""
+    target = surfaces.previous_content(surfaces.lane([_release(row) for row in rows], surface))
+    return next((row for row in rows if target is not None and row["release_id"] == target.release_id), None)
+
+
+def _release(row: Row) -> Release:
+    """What a row says of a release, without its evidence."""
+    facts = {name: row[name] for name in _FACTS}
+    return Release(**{**facts, "surface": Surface(row["surface"]), "operation": Operation(row["operation"])})
 
 
 def plain_data(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from reef_cli.commands import output
-from reef_cli.commands.chain import chains_of, current, find
+from reef_cli.commands.chain import chains_of, find, main_head
 from reef_cli.commands.progress import evaluation_bar
 from reef_cli.commands.shell import Scenario, Shell, new_app, scenario_path, with_shell
 from reef_cli.core.errors import GateRefused, UsageError
@@ -63,7 +63,7 @@ def _subject(shell: Shell, scenario: str, releases: list[str], against: str | No
         if releases or against is not None:
             raise UsageError("--since names all that is evaluated", why="releases were named too", hint="give one of them")
         return {"since": whole(since)}
-    named = [whole(name) for name in releases] or [str(current(rows, scenario)["release_id"])]
+    named = [whole(name) for name in releases] or [str(main_head(rows, scenario)["release_id"])]
     return {"releases": named} | ({"against": whole(against)} if against else {})
 
 

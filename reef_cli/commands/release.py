@@ -18,6 +18,7 @@ from reef_cli.commands.chain import (
     current,
     find,
     local_only,
+    meant,
     plain_data,
     rollback_target,
     service_of,
@@ -25,6 +26,7 @@ from reef_cli.commands.chain import (
 from reef_cli.commands.evidence import draw_diff, draw_evidence
 from reef_cli.commands.shell import DryRun, Scenario, Shell, Yes, confirm, new_app, with_shell
 from reef_cli.core.errors import ConflictError, NotRestorable, ReefError
+from reef_cli.core.types import Surface
 
 app = new_app("List, compare, verify, promote and roll back releases")
 
@@ -42,11 +44,11 @@ def list_releases(
     all_scenarios: Annotated[bool, typer.Option("--all", help="Of every scenario")] = False,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many of each")] = None,
 ) -> None:
-    """List releases, newest first; * is served, ? waits for a person"""
+    """List releases, newest first; * is in force, ? waits for a person"""
     chains = chains_of(shell)
     names = chains.scenarios() if all_scenarios else [scenario]
     found = [{**row, "scenario": name} for name in names for row in chains.releases(name)[:limit]]
-    columns = ("", "release", "scenario", "operation", "age", "gated", "evidence")
+    columns = ("", "release", "scenario", "surface", "operation", "age", "gated", "evidence")
     shell.emit({"releases": found}, lambda: output.table(columns, map(_row, found)))
     if held := [row for row in found if row.get("pending")]:
         shell.hint(f"reef release promote {held[0]['release_id']} -s {held[0]['scenario']}")
@@ -80,7 +82,7 @@ def diff(
     chains = chains_of(shell)
     rows = chains.releases(scenario)
     left = find(rows, scenario, a)
-    right = find(rows, scenario, b) if b else current(rows, scenario)
+    right = find(rows, scenario, b) if b else current(rows, scenario, Surface(left["surface"]))
     answer = chains.diff(scenario, str(left["release_id"]), str(right["release_id"]))
     shell.emit(answer, lambda: draw_diff(answer))
 
@@ -123,8 +125,8 @@ def promote(
     """Serve a held release"""
     chains = chains_of(shell)
     rows = chains.releases(scenario)
-    head, target = current(rows, scenario), find(rows, scenario, release_id)
-    _move(shell, chains, scenario, "promote", head, target, expected_head, yes=yes, dry_run=dry_run)
+    target = find(rows, scenario, release_id)
+    _move(shell, chains, scenario, "promote", Surface(target["surface"]), rows, target, expected_head, yes=yes, dry_run=dry_run)
 
 
 @app.command()
@@ -135,6 +137,9 @@ def rollback(
         str | None, typer.Argument(metavar="[RELEASE]", help="Release whose content to serve  [default: the previous content]")
     ] = None,
     scenario: Scenario = "default",
+    surface: Annotated[
+        Surface | None, typer.Option("--surface", help="weights or harness  [default: the release's, or the only one there is]")
+    ] = None,
     expected_head: ExpectedHead = None,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -142,11 +147,13 @@ def rollback(
     """Serve an earlier release's content again, as a new release"""
     chains = chains_of(shell)
     rows = chains.releases(scenario)
-    head = current(rows, scenario)
-    target = find(rows, scenario, release_id) if release_id else rollback_target(rows, head)
+    named = find(rows, scenario, release_id) if release_id else None
+    chosen = meant(rows, surface, named, expected_head)
+    target = named or rollback_target(rows, chosen)
     if target is None:
+        head = current(rows, scenario, chosen)
         raise NotRestorable(f"{scenario} has no earlier content", why=f"its head {head['release_id']} is all it ever served")
-    _move(shell, chains, scenario, "rollback", head, target, expected_head, yes=yes, dry_run=dry_run)
+    _move(shell, chains, scenario, "rollback", chosen, rows, target, expected_head, yes=yes, dry_run=dry_run)
 
 
 @app.command()
@@ -201,34 +208,38 @@ def _move(
     chains: Chains,
     scenario: str,
     verb: str,
-    head: Row,
+    surface: Surface,
+    rows: list[Row],
     target: Row,
     expected: str | None,
     *,
     yes: bool,
     dry_run: bool,
 ) -> None:
-    """Promote or roll back `target` over `head`, after a look and a question."""
-    seen, aim = str(head["release_id"]), str(target["release_id"])
-    plan = {"scenario": scenario, "operation": verb, "head": seen, "release_id": aim, "dry_run": dry_run}
+    """Promote or roll back `target` over the head of its surface, after a look and a question."""
+    seen, aim = str(current(rows, scenario, surface)["release_id"]), str(target["release_id"])
+    facts = {"scenario": scenario, "operation": verb, "surface": str(surface)}
+    plan = {**facts, "head": seen, "release_id": aim, "dry_run": dry_run}
     if dry_run:
         shell.emit({**plan, "applied": False}, lambda: print(f"would {verb} {scenario} from {seen} to the content of {aim}"))
         return
     confirm(f"{verb.capitalize()} {scenario} from {seen} to the content of {aim}?", yes=yes)
-    move = chains.promote if verb == "promote" else chains.rollback
     try:
-        released = move(scenario, aim, expected or seen)
+        if verb == "promote":
+            released = chains.promote(scenario, aim, expected or seen)
+        else:
+            released = chains.rollback(scenario, aim, expected or seen, str(surface))
     except ConflictError as error:
-        _name_head(error, chains, scenario)
+        _name_head(error, chains, scenario, surface)
         raise
     shell.emit({**plan, "applied": True, "release": released}, lambda: print(f"{scenario} serves {released.get('release_id')}"))
     shell.hint(f"reef release list -s {scenario}")
 
 
-def _name_head(error: ConflictError, chains: Chains, scenario: str) -> None:
+def _name_head(error: ConflictError, chains: Chains, scenario: str, surface: Surface) -> None:
     """A conflict says which head stands there now, also when whoever raised it did not."""
     if not error.details.get("head"):
-        error.details["head"] = current(chains.releases(scenario), scenario)["release_id"]
+        error.details["head"] = current(chains.releases(scenario), scenario, surface)["release_id"]
     if str(error.details["head"]) not in error.message:
         error.message = f"{error.message}; the head is {error.details['head']}"
     error.hint = error.hint or f"look again: reef release list -s {scenario}"
@@ -247,7 +258,8 @@ def _row(row: Row) -> list[object]:
     mark = "*" if row.get("current") else "?" if row.get("pending") else ""
     gated = "yes" if row.get("gated") else "no"
     age = output.age(row.get("recorded_at"))
-    return [mark, row["release_id"], row.get("scenario"), row.get("operation"), age, gated, evidence_line(row.get("evidence"))]
+    what = (row.get("surface"), row.get("operation"))
+    return [mark, row["release_id"], row.get("scenario"), *what, age, gated, evidence_line(row.get("evidence"))]
 
 
 def _each(draw: Callable[[Row], None], rows: Iterable[Row]) -> None:
@@ -256,7 +268,7 @@ def _each(draw: Callable[[Row], None], rows: Iterable[Row]) -> None:
 
 
 def _tell(row: Row) -> None:
-    state = " (served)" if row.get("current") else " (held)" if row.get("pending") else ""
+    state = " (in force)" if row.get("current") else " (held)" if row.get("pending") else ""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(row.get("recorded_at") or 0)))
     print(f"release {row['release_id']}{state}")
     output.pairs(

@@ -15,6 +15,7 @@ from reef_cli.commands.chain import Chains, Row, current
 from reef_cli.commands.evidence import draw_diff, draw_evidence
 from reef_cli.commands.shell import Shell
 from reef_cli.core.errors import ReefError
+from reef_cli.core.types import Surface
 
 Choice = Literal["promote", "dismiss", "skip", "quit"]
 _CHOICES: dict[str, Choice] = {"p": "promote", "d": "dismiss", "s": "skip", "q": "quit"}
@@ -26,8 +27,8 @@ def pending(chains: Chains, scenario: str | None) -> list[Row]:
     for name in [scenario] if scenario else chains.scenarios():
         rows = chains.releases(name)
         held = [row for row in rows if row.get("pending")]
-        head = current(rows, name) if held else {}
-        found += [{**row, "scenario": name, "head": head.get("release_id")} for row in reversed(held)]
+        heads = {row["surface"]: current(rows, name, Surface(row["surface"]))["release_id"] for row in held}
+        found += [{**row, "scenario": name, "head": heads[row["surface"]]} for row in reversed(held)]
     return found
 
 

@@ -77,12 +77,12 @@ class OfflinePolicies:
         for name in policy.arms:
             named = head.release_id if name == HEAD else name
             shares[named] = shares.get(named, 0.0) + policy.shares.get(name, 1.0)
-        row = release_row(release, release.release_id) if release else None
+        row = release_row(release, [release.release_id]) if release else None
         return {"scenario": scenario, "policy": policy.wire(), "release": row, "shares": shares, "shadow": policy.shadow}
 
     def log(self, scenario: str) -> list[Row]:
         chain = self._service.list(scenario, Surface.ROUTING)
-        head = chain[0].release_id if chain else ""
+        head = [release.release_id for release in chain[:1]]
         return [{**release_row(release, head), "policy": self._service.policy(release).wire()} for release in chain]
 
     def set(self, scenario: str, policy: Mapping[str, Any], expected: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class OfflinePolicies:
 
         parsed = routing.parse(policy)
         release = self._service.route(scenario, parsed, expected)
-        return {"scenario": scenario, "policy": parsed.wire(), "release": release_row(release, release.release_id)}
+        return {"scenario": scenario, "policy": parsed.wire(), "release": release_row(release, [release.release_id])}
 
 
 def policies_of(shell: Shell) -> Policies:

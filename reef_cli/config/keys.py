@@ -89,16 +89,16 @@ def suggestion(section: str, name: str, table: Mapping[tuple[str, str], Key]) ->
     if section not in SECTIONS:
         return _section_suggestion(section, name, table)
     here = [key.name for key in table.values() if key.section == section]
-    if close := _closest(name, here):
+    if close := closest(name, here):
         return f"did you mean {section}.{close}?"
     elsewhere = {key.name: key.dotted for key in table.values() if key.section != section}
-    if close := _closest(name, elsewhere):
+    if close := closest(name, elsewhere):
         return f"did you mean {elsewhere[close]}?"
     return f"keys of {section}: {', '.join(sorted(here))}"
 
 
 def _section_suggestion(section: str, name: str, table: Mapping[tuple[str, str], Key]) -> str:
-    if close := _closest(section, SECTIONS):
+    if close := closest(section, SECTIONS):
         return f"did you mean {close}{'.' + name if name else ''}?"
     owners = [key.dotted for key in table.values() if key.name == section]
     if owners:
@@ -106,7 +106,8 @@ def _section_suggestion(section: str, name: str, table: Mapping[tuple[str, str],
     return f"sections: {', '.join(SECTIONS)}"
 
 
-def _closest(word: str, among: Iterable[str]) -> str | None:
+def closest(word: str, among: Iterable[str]) -> str | None:
+    """The word of `among` that was probably meant."""
     from difflib import get_close_matches
 
     found = get_close_matches(word, list(among), 1, cutoff=0.6)

@@ -6,11 +6,13 @@ Only the light half is imported; a recipe that drags torch into the server is re
 
 import importlib
 import sys
-from collections.abc import Iterator
-from dataclasses import is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from reef_cli.config.keys import closest, keys_of
+from reef_cli.config.values import Misfit, coerce
 from reef_cli.core.errors import ConfigError, MissingDependency, RecipeNotFound
 
 _HEAVY = ("torch", "transformers", "deepspeed", "jax", "tensorflow")
@@ -42,6 +44,27 @@ def is_recipe(found: object) -> bool:
     """Whether an object has a recipe's shape."""
     settings = getattr(found, "settings_type", None)
     return isinstance(found, type) and isinstance(settings, type) and is_dataclass(settings) and hasattr(found, "name")
+
+
+def make_recipe(path: str, given: Mapping[str, Any], place: str) -> Any:
+    """A recipe with settings that were given as data, at `place` in the file.
+
+    Raises `RecipeNotFound`, and `ConfigError` for a key the recipe has not or a value that does not fit.
+    """
+    recipe = resolve_recipe(path)
+    keys = {key.name: key for key in keys_of(recipe.settings_type, "reef", recipe=True)}
+    for name in given:
+        if name not in keys:
+            close = closest(str(name), keys)
+            hint = f"did you mean {close}?" if close else f"see: reef recipe show {path}"
+            raise ConfigError(f"{place}: {recipe.name} has no setting {str(name)[:64]!r}", hint=hint)
+    if missing := [key.name for key in keys.values() if key.default is MISSING and key.name not in given]:
+        raise ConfigError(f"{place}: {recipe.name} needs {missing[0]}", hint=f"see: reef recipe show {path}")
+    try:
+        values = {name: coerce(value, keys[name].annotation) for name, value in given.items()}
+        return recipe(recipe.settings_type(**values))
+    except (Misfit, ValueError, TypeError) as error:
+        raise ConfigError(f"{place}: {recipe.name} refuses its settings", why=str(error)) from error
 
 
 def scan_recipes() -> Iterator[tuple[str, type[Any] | Exception]]:

@@ -66,6 +66,12 @@ class InvalidRequest(UsageError):
     code = "invalid_request"
 
 
+class AmbiguousSurface(UsageError):
+    """A rollback names neither a surface nor a release, and the chain has a head for weights and one for a harness."""
+
+    code = "ambiguous_surface"
+
+
 class InvalidReference(UsageError):
     """A report cites something that is not an inference record of its scenario."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from reef_cli.core.ids import ReleaseId
-from reef_cli.core.types import Candidate, Draft, Release, Sample, TokenSpan, Verdict
+from reef_cli.core.types import Candidate, Draft, Release, Sample, Surface, TokenSpan, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +234,13 @@ class Answering(Protocol):
 class Publishing(Protocol):
     """The one road by which a release reaches users: chain (CAS) -> engine -> routing. Used by jobs and by people.
 
-    `served` is the release requests get now; it follows the chain's head once the engine has loaded and verified it.
+    `served` is the release at a surface's head that is in force now: of weights the one requests get, which follows the chain
+    once the engine has loaded and verified it; of the harness the one agents are offered. Before a surface has a release of its
+    own that is the creation release.
     Raises `HeadMoved`, `NotPending`, `NotRestorable`, `ReleaseNotFound`, `StorageError`, `EngineError`.
     """
 
-    def served(self, scenario: str) -> Release: ...
+    def served(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Release: ...
 
     async def stage(self, candidate: Release) -> None:
         """Make a candidate servable to the evaluation only; nothing a client gets changes."""
@@ -253,7 +255,13 @@ class Publishing(Protocol):
     async def promote(self, scenario: str, release_id: ReleaseId, expected_head: ReleaseId | None, author: str) -> Release: ...
 
     async def rollback(
-        self, scenario: str, release_id: ReleaseId | None, expected_head: ReleaseId | None, author: str
+        self,
+        scenario: str,
+        release_id: ReleaseId | None,
+        expected_head: ReleaseId | None,
+        author: str,
+        evidence: Mapping[str, Any] | None = None,
+        surface: Surface | None = None,
     ) -> Release: ...
 
     async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:

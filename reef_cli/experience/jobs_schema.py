@@ -2,7 +2,8 @@
 together. Written only through `ExperienceLog.write`; their meaning is in `learning.jobs` and `supervisor.publisher`.
 
 `sample_state.grp` names the group a sample trains with (empty: alone), `grp_size` how many complete it, `member` which it is.
-`observed` is how far into the stream a recipe that derives reports has looked.
+`harness` is the content of the harness that was in force when a sample was admitted (empty: none). `observed` is how far into
+the stream a recipe that derives reports has looked.
 
 `sample_records` gives each record to at most one sample of a recipe: its primary key is the promise that a record trains once.
 """
@@ -90,6 +91,9 @@ CREATE TABLE observed (
 """
 
 
+HARNESS = "ALTER TABLE sample_state ADD COLUMN harness TEXT NOT NULL DEFAULT ''"
+
+
 def create(connection: sqlite3.Connection) -> None:
     """Make the tables; runs inside the migration's transaction."""
     _run(connection, DDL)
@@ -98,6 +102,11 @@ def create(connection: sqlite3.Connection) -> None:
 def add_groups(connection: sqlite3.Connection) -> None:
     """Groups of samples, and how far recipes have observed."""
     _run(connection, GROUPS)
+
+
+def add_harness(connection: sqlite3.Connection) -> None:
+    """Under which harness samples were admitted."""
+    _run(connection, HARNESS)
 
 
 def _run(connection: sqlite3.Connection, statements: str) -> None:

@@ -149,6 +149,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("006-jobs", jobs_schema.create),
     Migration("007-sample-groups", jobs_schema.add_groups),
     Migration("008-shadow-answers", shadows.create),
+    Migration("009-sample-harness", jobs_schema.add_harness),
 )
 
 

@@ -1,6 +1,6 @@
 """JSON answers and the forms in which facts leave the server. Field names here are the HTTP contract."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -27,8 +27,8 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def release_view(release: Release, head: Release | None) -> dict[str, Any]:
-    """One release as the catalogue shows it; `current` is whether it is the chain's head."""
+def release_view(release: Release, heads: Iterable[Release | None]) -> dict[str, Any]:
+    """One release as the catalogue shows it; `current` is whether it is the head of a surface."""
     return {
         "release_id": release.release_id,
         "scenario": release.scenario,
@@ -37,7 +37,7 @@ def release_view(release: Release, head: Release | None) -> dict[str, Any]:
         "kind": release.kind,
         "surface": release.surface.value,
         "operation": release.operation.value,
-        "current": head is not None and release.release_id == head.release_id,
+        "current": any(head is not None and release.release_id == head.release_id for head in heads),
         "pending": release.pending,
         "step": release.step,
         "recorded_at": release.recorded_at,

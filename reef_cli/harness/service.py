@@ -1,8 +1,8 @@
 """What a gateway, a CLI or a proposer asks about the harnesses of scenarios. Synchronous; callers run it in threads.
 
 Reads the release chain through the Protocol `Releases` and publishes nothing: a proposal that passes admission is handed back,
-and takes the same road as any candidate. A chain may hold weights and harness releases; the harness in force is the newest
-served one of surface harness.
+and takes the same road as any candidate. A chain may hold weights and harness releases; the harness in force is the one at the
+head of its surface.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from reef_cli.core.errors import AdapterNotFound, InvalidRequest, ProposalConflict, ReleaseNotFound, UnsupportedArtifact
 from reef_cli.core.ids import ContentId, ReleaseId
-from reef_cli.core.types import Artifact, Operation, Release, Surface
+from reef_cli.core.types import Artifact, Release, Surface
 from reef_cli.harness import discovery, install, merge, pages
 from reef_cli.harness import tree as trees
 from reef_cli.harness.adapter import Adapter
@@ -79,16 +79,8 @@ class HarnessService:
     # the chain
 
     def chain(self, scenario: str) -> list[Release]:
-        """Harness releases, oldest first, held ones included.
-
-        A rollback to the creation release after harness releases is one too: it takes the harness away, an empty tree.
-        """
-        found: list[Release] = []
-        for release in reversed(self._releases.list(scenario)):
-            emptied = release.kind == "base" and release.operation is Operation.ROLLBACK and bool(found)
-            if release.surface is Surface.HARNESS or emptied:
-                found.append(release)
-        return found
+        """Harness releases, oldest first, held ones included. One with the creation's content takes the harness away."""
+        return [release for release in reversed(self._releases.list(scenario)) if release.surface is Surface.HARNESS]
 
     def current(self, scenario: str) -> Release | None:
         """The harness in force; None before the first one."""

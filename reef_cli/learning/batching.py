@@ -1,17 +1,18 @@
 """From the stream of reports to a batch of samples: admission, staleness, groups, and the oldest batch that may train.
 
-A report is admitted or refused once, in stream order, with a stable reason. A sample is rebuilt from its records when its
-batch is taken, so the queue holds ids only. Staleness is counted per sample: the number of releases with other weights
-between the one that produced it and the head; a sample that is too old is dropped by name and never takes its batch with it,
-only its group, which could not be completed any more.
+A report is admitted or refused once, in stream order, with a stable reason. A sample is rebuilt from its records when its batch
+is taken, so the queue holds ids only. Staleness is counted per sample: the number of releases of the recipe's surface with
+other content between the one that made it and the head; a sample that is too old is dropped by name and never takes its batch
+with it, only its group, which could not be completed any more.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
-from reef_cli.core.ids import RecordId, release_step, split_weight_version
+from reef_cli.core.ids import RecordId, split_weight_version
 from reef_cli.core.types import Inference, Operation, Release, Report, Sample, Surface
 from reef_cli.learning import coupling
 from reef_cli.learning.contract import Grouping, Recipe, Refusal
@@ -50,7 +51,7 @@ def versions_to_steps(scenario: str, records: Sequence[Inference], known: Mappin
             named = split_weight_version(span.version)
             release_id = named[1] if named and named[0] == scenario else None if named else record.release_id
             if release_id is not None and release_id in known:
-                steps[span.version] = release_step(release_id) or 0
+                steps[span.version] = known[release_id].step
     return steps
 
 
@@ -73,18 +74,22 @@ def admit(recipe: Recipe, stream: Stream, report: Report, known: Mapping[str, Re
         return Refusal("foreign_weights")
     if recipe.surface is Surface.WEIGHTS and (reason := coupling.fault(records, known)) is not None:
         return Refusal(reason)
-    return recipe.admit(report, records, steps)
+    fate = recipe.admit(report, records, steps)
+    if recipe.surface is Surface.HARNESS and isinstance(fate, Sample) and records:
+        step = coupling.step(records, known)
+        return Refusal("unknown_harness") if step is None else replace(fate, step=step)
+    return fate
 
 
 def admit_new(recipe: Recipe, stream: Stream, scenario: str, after: int, known: Mapping[str, Release]) -> list[Entry]:
     """The next page of reports after a stream position, each admitted or refused."""
-    page = []
+    page, harness = [], coupling.in_force(known.values())
     for sequence, report in stream.reports_after(scenario, after, PAGE):
         fate = admit(recipe, stream, report, known)
         if isinstance(fate, Refusal):
             page.append(Entry(report.id, sequence, None, fate.reason))
         else:
-            page.append(_entry(recipe, report, sequence, fate))
+            page.append(replace(_entry(recipe, report, sequence, fate), harness=harness))
     return page
 
 
@@ -98,7 +103,7 @@ def _entry(recipe: Recipe, report: Report, sequence: int, sample: Sample) -> Ent
 
 
 def lag(chain: Sequence[Release], step: int, head_step: int) -> int:
-    """Releases after `step` up to `head_step` that changed what is served; `chain` is newest first.
+    """Releases after `step` up to `head_step` that changed what is served; `chain` is the surface's lane, newest first.
 
     A promotion of the same content or a rollback to it is a release, but its weights are those that made the sample.
     """

@@ -7,7 +7,7 @@ subprocess (`reef_cli.trainer.program.Program`), or, for harness recipes, `propo
 Settings are a frozen dataclass; its fields, defaults, types and docstring lines are the user documentation and are checked
 against serve.yaml (unknown keys are errors with a suggestion).
 
-Beside `Recipe` there are three abilities; a recipe has one by having its method:
+Beside `Recipe` there are four abilities; a recipe has one by having its method:
 
 - `Grouping`: samples that train together or not at all. `group(sample)` names the group and how many complete it. A batch
   takes whole groups, oldest first, until it holds `batch_size` samples; incomplete ones wait `group_timeout_s` after their
@@ -17,6 +17,7 @@ Beside `Recipe` there are three abilities; a recipe has one by having its method
   job begins and returns the samples with more `extras` (teacher contexts under the names of `Extras`).
 - `Deriving`: reports the recipe makes itself from the stream of inferences (judge votes, hints). `observer(scenario, tools)`
   gives an `Observer`; it stores reports with `tools.report` under `derived_id`, and `admit` then sees them as any other.
+- `Combining`: one recipe per surface under one name. `members()` are they; the deployment drives each by itself.
 """
 
 import hashlib
@@ -125,7 +126,8 @@ class Recipe(Protocol):
     def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:
         """A sample from one report and the records it cites (in the report's order), or why there is none.
 
-        `step_of` maps every weight version found in the records to its step in the scenario's chain. Pure and quick.
+        `step_of` maps every weight version found in the records to its step in the scenario's chain. Pure and quick. The `step`
+        of a sample for a harness is set by who asks: that of the harness its records were made under.
         """
         ...
 
@@ -217,6 +219,20 @@ class Deriving(Protocol):
     """A recipe that makes reports from what it observes."""
 
     def observer(self, scenario: str, tools: Tools) -> Observer: ...
+
+
+@runtime_checkable
+class Combining(Protocol):
+    """A recipe made of others, at most one per surface. Each reads the stream, trains and is released by itself."""
+
+    def members(self) -> Sequence[Recipe]: ...
+
+
+def members_of(recipe: Recipe | None) -> Sequence[Recipe]:
+    """The recipes a deployment drives: those a composite is made of, else the one it has, if any."""
+    if recipe is None:
+        return ()
+    return recipe.members() if isinstance(recipe, Combining) else (recipe,)
 
 
 def derived_id(recipe: str, references: Sequence[str]) -> RecordId:

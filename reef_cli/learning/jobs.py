@@ -61,7 +61,8 @@ class Job:
 class Queued:
     """A sample waiting in the queue: which report, its place in the stream, the chain step that produced it, since when.
 
-    `group` is the key of the group it trains with and `size` how many complete that; an empty key means alone.
+    `group` is the key of the group it trains with and `size` how many complete that; an empty key means alone. `harness` is the
+    content of the harness that was in force when it was admitted.
     """
 
     report_id: RecordId
@@ -70,6 +71,7 @@ class Queued:
     at: float = 0.0
     group: str = ""
     size: int = 1
+    harness: str = ""
 
 
 _COLUMNS = (
@@ -221,6 +223,7 @@ class Entry:
     group: str = ""
     size: int = 1
     member: str = ""
+    harness: str = ""
 
 
 def enqueue(connection: sqlite3.Connection, scenario: str, recipe: str, at: float, entries: Iterable[Entry]) -> None:
@@ -230,11 +233,11 @@ def enqueue(connection: sqlite3.Connection, scenario: str, recipe: str, at: floa
         state = "refused" if reason else "queued"
         connection.execute(
             "INSERT OR IGNORE INTO sample_state"
-            " (recipe, report_id, scenario, sequence, state, reason, step, at, grp, grp_size, member)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " (recipe, report_id, scenario, sequence, state, reason, step, at, grp, grp_size, member, harness)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(recipe, entry.report_id, scenario, entry.sequence, state, reason, entry.step, at),
-                *(entry.group, entry.size, entry.member),
+                *(entry.group, entry.size, entry.member, entry.harness),
             ),
         )
 
@@ -300,7 +303,7 @@ def drop(connection: sqlite3.Connection, recipe: str, at: float, rows: Sequence[
 def queued(connection: sqlite3.Connection, scenario: str, recipe: str, limit: int) -> list[Queued]:
     """The oldest waiting samples."""
     rows = connection.execute(
-        "SELECT report_id, sequence, step, at, grp, grp_size FROM sample_state"
+        "SELECT report_id, sequence, step, at, grp, grp_size, harness FROM sample_state"
         " WHERE scenario = ? AND recipe = ? AND state = 'queued' ORDER BY sequence LIMIT ?",
         (scenario, recipe, limit),
     )

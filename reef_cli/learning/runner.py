@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from reef_cli.core import surfaces
 from reef_cli.core.clock import Clock
-from reef_cli.core.errors import ReefError, ReleaseNotFound, TrainerError
+from reef_cli.core.errors import ConflictError, ReefError, ReleaseNotFound, TrainerError
 from reef_cli.core.ids import ContentId, RecordId, ReleaseId
 from reef_cli.core.ports import Evaluating, Publishing, Reference, TrainerProgress, Training
 from reef_cli.core.types import (
@@ -30,7 +31,7 @@ from reef_cli.core.types import (
     Verdict,
 )
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.learning import batching, jobs
+from reef_cli.learning import batching, coupling, jobs
 from reef_cli.learning.cadence import Policy, last_gated, steps_since_gate
 from reef_cli.learning.contract import Assembling, Recipe, Tools
 from reef_cli.learning.jobs import Job
@@ -46,6 +47,8 @@ class ReleaseStore(Protocol):
     def list(self, scenario: str) -> list[Release]: ...
 
     def get(self, scenario: str, release_id: ReleaseId) -> Release: ...
+
+    def tip(self, scenario: str) -> Release | None: ...
 
 
 @dataclass
@@ -132,11 +135,9 @@ class Runner:
         return await self._advance(job, JobState.EVALUATING if gate_only else JobState.TRAINING)
 
     async def _train(self, job: Job) -> Job:
-        samples = await asyncio.to_thread(self._samples, job)
+        samples, harness = await asyncio.to_thread(self._samples, job)
         base = self._releases.get(job.scenario, job.base_release_id)
-        # A harness release serves the base model: what it holds are no weights.
-        weights = base.kind != "harness"
-        base_directory = await asyncio.to_thread(self._releases.directory, base.content_id) if weights else None
+        base_directory = await asyncio.to_thread(self._releases.directory, base.content_id)
         checkpoint = await asyncio.to_thread(self._checkpoint_of, base)
         candidate = await self._training.train(
             job.scenario,
@@ -149,7 +150,8 @@ class Runner:
             await asyncio.to_thread(self._reference, job.scenario),
         )
         metrics = dict(candidate.metrics)
-        detail: dict[str, Any] = {"metrics": metrics, "checkpoint": await self._keep_checkpoint(job, candidate.checkpoint)}
+        checkpoint = await self._keep_checkpoint(job, candidate.checkpoint)
+        detail: dict[str, Any] = {"metrics": metrics, "harness": harness, "checkpoint": checkpoint and str(checkpoint)}
         if metrics.get("policy_updated") is False:
             detail["kind"] = base.kind
             return await self._advance(job, JobState.CANDIDATE, detail=detail, content_id=base.content_id)
@@ -184,18 +186,18 @@ class Runner:
 
     async def _judge(self, job: Job, candidate: Release) -> tuple[Verdict, bool]:
         """The verdict, and whether the full evaluation gave it."""
-        chain = await asyncio.to_thread(self._releases.list, job.scenario)
+        lane = await asyncio.to_thread(self._lane, job.scenario)
 
         def on_progress(done: int, total: int) -> None:
             self._note(job, TrainerProgress("evaluating", done, total, self._clock.now()))
 
         if self._policy.cadence is Cadence.GATED:
-            current = self._publishing.served(job.scenario)
+            current = self._served(job.scenario)
             return await self._evaluating.gate(job.scenario, candidate, current, on_progress), True
-        gated = self._comparable(last_gated(chain), job.scenario)
+        gated = self._comparable(last_gated(lane), job.scenario)
         await self._publishing.stage(gated)
         try:
-            return await self._judge_rolling(job, candidate, gated, steps_since_gate(chain), on_progress)
+            return await self._judge_rolling(job, candidate, gated, steps_since_gate(lane), on_progress)
         finally:
             await self._publishing.unstage(gated)
 
@@ -214,7 +216,14 @@ class Runner:
 
     def _comparable(self, gated: Release, scenario: str) -> Release:
         """The release a candidate is compared with; the served one where a second full checkpoint would have to be loaded."""
-        return self._publishing.served(scenario) if gated.kind == "checkpoint" else gated
+        return self._served(scenario) if gated.kind == "checkpoint" else gated
+
+    def _served(self, scenario: str) -> Release:
+        return self._publishing.served(scenario, self._recipe.surface)
+
+    def _lane(self, scenario: str) -> list[Release]:
+        """The releases of the recipe's surface, newest first, down to the creation release."""
+        return surfaces.lane(self._releases.list(scenario), self._recipe.surface)
 
     async def _act(self, job: Job) -> Job:
         outcome = Outcome(job.outcome or Outcome.INCONCLUSIVE)
@@ -232,11 +241,11 @@ class Runner:
 
     async def _return_to_gated(self, job: Job) -> None:
         """Rolling cadence: a shown loss drops the run since the last gated release, by a rollback release."""
-        chain = await asyncio.to_thread(self._releases.list, job.scenario)
-        gated = last_gated(chain)
-        head = next(release for release in chain if not release.pending)
+        lane = await asyncio.to_thread(self._lane, job.scenario)
+        gated, head, author = last_gated(lane), lane[0], f"gate of job {job.id}"
         if head.content_id != gated.content_id:
-            await self._publishing.rollback(job.scenario, gated.release_id, head.release_id, f"gate of job {job.id}")
+            surface = self._recipe.surface
+            await self._publishing.rollback(job.scenario, gated.release_id, head.release_id, author, surface=surface)
 
     async def _publish(self, job: Job) -> Job:
         if not self._exists(job):
@@ -260,9 +269,9 @@ class Runner:
 
     def _prune(self, scenario: str) -> None:
         """Delete trainer states no later step can start from soon; a rollback to an older release starts from its weights."""
-        chain = self._releases.list(scenario)
-        live = {release.content_id for release in chain if release.pending}
-        live |= {last_gated(chain).content_id, next(release for release in chain if not release.pending).content_id}
+        lane = self._lane(scenario)
+        live = {release.content_id for release in self._releases.list(scenario) if release.pending}
+        live |= {last_gated(lane).content_id, lane[0].content_id}
         with self._log.read() as connection:
             kept = jobs.checkpoints(connection, scenario)
         spare = [folder for content_id, folder in kept if content_id not in live][self._policy.keep_checkpoints :]
@@ -293,8 +302,8 @@ class Runner:
             )
         )
 
-    def _samples(self, job: Job) -> list[Sample]:
-        """The job's samples, rebuilt from their records and completed by the recipe.
+    def _samples(self, job: Job) -> tuple[list[Sample], str | None]:
+        """The job's samples, rebuilt from their records and completed by the recipe; and the harness weights learn under.
 
         Their `step` is moved so that its distance to the base counts changes of weights only, as staleness does.
         """
@@ -304,13 +313,18 @@ class Runner:
         chain = self._releases.list(job.scenario)
         known = batching.by_id(chain)
         samples, lost = batching.rebuild(self._recipe, self._log, reports, known)
+        if any(reason == coupling.REASON for _, reason in lost):
+            raise ConflictError("The harness was replaced while these samples waited to be trained.")
         if lost or not samples:
             raise TrainerError(
                 f"{len(lost)} of {len(ids)} samples can no longer be rebuilt.", why=", ".join(reason for _, reason in lost[:3])
             )
         base = known[job.base_release_id].step
-        samples = [replace(sample, step=base - batching.lag(chain, sample.step, base)) for sample in samples]
-        return list(self._recipe.assemble(samples, self._tools)) if isinstance(self._recipe, Assembling) else samples
+        lane = surfaces.lane(chain, self._recipe.surface)
+        samples = [replace(sample, step=base - batching.lag(lane, sample.step, base)) for sample in samples]
+        if isinstance(self._recipe, Assembling):
+            samples = list(self._recipe.assemble(samples, self._tools))
+        return samples, coupling.in_force(chain) if self._recipe.surface is Surface.WEIGHTS else None
 
     def _note(self, job: Job, progress: TrainerProgress) -> None:
         self.progress[job.id] = Progress(progress.phase, progress.done, progress.total)
@@ -322,7 +336,7 @@ class Runner:
         """Rolling cadence: the weights a step must not run far away from."""
         if self._policy.cadence is not Cadence.ROLLING:
             return None
-        gated = last_gated(self._releases.list(scenario))
+        gated = last_gated(self._lane(scenario))
         if gated.kind not in ("base", "lora"):
             return None
         return Reference(self._releases.directory(gated.content_id))
@@ -333,14 +347,14 @@ class Runner:
             folder = jobs.checkpoint_for(connection, base.scenario, base.content_id)
         return Path(folder) if folder and Path(folder).is_dir() else None
 
-    async def _keep_checkpoint(self, job: Job, checkpoint: Path | None) -> str | None:
+    async def _keep_checkpoint(self, job: Job, checkpoint: Path | None) -> Path | None:
         """Move the trainer's state out of the scratch folder to where later steps find it."""
         if checkpoint is None:
             return None
         target = self._workspace / "checkpoints" / job.scenario / job.id
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(checkpoint.rename, target)
-        return str(target)
+        return target
 
     def _release_id(self, job: Job) -> ReleaseId:
         if job.release_id is None:
@@ -357,6 +371,8 @@ class Runner:
             "recipe": self._recipe.name,
             "consumed": consumed,
         }
+        if harness := job.detail.get("harness"):
+            evidence["harness"] = harness
         return Draft(
             content_id=ContentId(job.content_id or ""),
             kind=str(job.detail.get("kind", "lora")),

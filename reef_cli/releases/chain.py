@@ -2,9 +2,10 @@
 
 `refs/reef/<scenario>/head` is the newest commit, its first parents are the chain; `refs/reef/<scenario>/held/<release_id>` are
 candidates that wait for a person. A promoted one becomes the second parent of its promotion, so that its evidence stays in the
-history. Routing policies have a chain and a head of their own, `refs/reef/<scenario>/routing/head`: a policy stands beside the
-release at the head, it does not replace it. Manifests are cached by commit id and never expire; every read looks at the refs
-anew and so sees other processes.
+history. Weights and harness are released in this one chain, so that each release has its place in time; a surface's head is its
+newest release there. Routing policies have a chain and a head of their own, `refs/reef/<scenario>/routing/head`: a policy
+stands beside the release at the head, it does not replace it. Manifests are cached by commit id and never expire; every read
+looks at the refs anew and so sees other processes.
 """
 
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from reef_cli.core import surfaces
 from reef_cli.core.errors import HeadMoved, InvalidScenario, ReleaseNotFound, StorageError
 from reef_cli.core.ids import valid_scenario
 from reef_cli.core.types import Operation, Release, Surface
@@ -26,7 +28,7 @@ ARCHIVE = "refs/reef-archive/"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A snapshot of one chain: `entries` newest first, `held` by release id."""
+    """A snapshot of one chain: `entries` newest first, `held` by release id. `surface` routing is the chain of policies."""
 
     scenario: str
     entries: tuple[Entry, ...]
@@ -34,8 +36,18 @@ class Chain:
     surface: Surface = Surface.WEIGHTS
 
     @property
-    def head(self) -> Release | None:
+    def tip(self) -> Release | None:
+        """The newest release, of whatever surface."""
         return self.entries[0].release if self.entries else None
+
+    @property
+    def releases(self) -> list[Release]:
+        """Newest first, held ones left out."""
+        return [entry.release for entry in self.entries]
+
+    def head(self, surface: Surface) -> Release | None:
+        """The release at a surface's head."""
+        return self.tip if self.surface is Surface.ROUTING else surfaces.head(self.releases, surface)
 
     def find(self, release_id: str) -> Entry | None:
         """The release of that id in the chain, held ones left out."""
@@ -55,7 +67,7 @@ class Chain:
 
 
 def head_ref(scenario: str, surface: Surface = Surface.WEIGHTS) -> str:
-    """The ref of a chain's head. Weights and harness share the main chain."""
+    """The ref of a chain's newest commit. Weights and harness share the main chain."""
     return f"{ROOT}{checked(scenario)}/{'routing/' if surface is Surface.ROUTING else ''}head"
 
 
@@ -88,9 +100,7 @@ class Chains:
 
     def read(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Chain:
         """The chain as the refs say it is now; empty when the scenario has none."""
-        ref = head_ref(scenario, surface)
-        head = self._git.ref(ref)
-        entries = self._walk(ref, head) if head else ()
+        entries = self._walk(head_ref(scenario, surface))
         if surface is Surface.ROUTING:
             return Chain(scenario, entries, MappingProxyType({}), surface)
         refs = self._git.refs(f"{ROOT}{scenario}/held/")
@@ -107,11 +117,15 @@ class Chains:
         return chain
 
     def head(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Entry | None:
-        """Only the newest entry: one file read when the cache is warm."""
-        commit = self._git.ref(head_ref(scenario, surface))
-        return self.load([commit])[0] if commit else None
+        """Only the entry at a surface's head: one file read when the cache is warm."""
+        chain = Chain(scenario, self._walk(head_ref(scenario, surface)), MappingProxyType({}), surface)
+        head = chain.head(surface)
+        return chain.find(head.release_id) if head else None
 
-    def _walk(self, ref: str, head: str) -> tuple[Entry, ...]:
+    def _walk(self, ref: str) -> tuple[Entry, ...]:
+        head = self._git.ref(ref)
+        if head is None:
+            return ()
         with self._mutex:
             known = self._chains.get(ref)
         if known is not None and known[0] == head:
@@ -120,7 +134,7 @@ class Chains:
         older = known[1] if known and links and links[-1].parent == known[0] else ()
         if known and not older:
             links = self._git.first_parents(head)
-        entries = (*self._load(links), *older)
+        entries = _by_surface(self._load(links), older)
         with self._mutex:
             self._chains[ref] = (head, entries)
         return entries
@@ -184,7 +198,7 @@ class Chains:
         entry = self.head(scenario, surface)
         now = entry.release.release_id if entry else None
         return HeadMoved(
-            f"head moved: {'the routing of ' if surface is Surface.ROUTING else ''}{scenario} is now at {now}",
+            f"head moved: {'' if surface is Surface.WEIGHTS else f'the {surface} of '}{scenario} is now at {now}",
             why=f"expected {expected}",
             hint="look at what was released meanwhile, then try again",
             head=now,
@@ -203,3 +217,21 @@ class Chains:
             for surface in Surface:
                 self._chains.pop(head_ref(scenario, surface), None)
         return target.rstrip("/")
+
+
+def _by_surface(newer: Sequence[Entry], older: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The entries of a chain, each with the surface whose head it moved.
+
+    Before a chain had a head per surface a harness was taken away by going back to the creation, written down as `weights`;
+    what it took back tells.
+    """
+    known: dict[str, Surface] = {entry.release.release_id: entry.release.surface for entry in older}
+    found: list[Entry] = []
+    for entry in reversed(newer):
+        release = entry.release
+        emptied = release.operation is Operation.ROLLBACK and release.kind == "base" and release.surface is Surface.WEIGHTS
+        if emptied and known.get(str(release.evidence.get("rolled_back_from"))) is Surface.HARNESS:
+            release = replace(release, surface=Surface.HARNESS)
+        known[release.release_id] = release.surface
+        found.insert(0, Entry(release, entry.large))
+    return (*found, *older)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reef_cli.core import surfaces
 from reef_cli.core.clock import Clock
 from reef_cli.core.ids import ContentId
-from reef_cli.core.types import Operation, Release, Surface
+from reef_cli.core.types import Surface
 from reef_cli.releases.chain import ARCHIVE, Chain, Chains
 from reef_cli.releases.contents import PREFIX, Contents
 from reef_cli.releases.git import ZERO, Git, RefUpdate
@@ -27,8 +28,8 @@ PACK_ABOVE = 2000
 class Keep:
     """The restorable set of each chain. `latest` None: everything.
 
-    Else: the newest `latest` distinct contents, plus every gated one when `gated`, the head, and the content a rollback
-    would go to. Contents not stored by anyone's chain are kept for `grace_s` seconds after they were stored.
+    Else, of each surface: the newest `latest` distinct contents, plus every gated one when `gated`, the head, and the content a
+    rollback would go to. Contents not stored by anyone's chain are kept for `grace_s` seconds after they were stored.
     """
 
     latest: int | None = None
@@ -61,29 +62,18 @@ class _Plan:
 
 def kept_of(chain: Chain, keep: Keep) -> set[ContentId]:
     """Contents of a chain that stay restorable under the policy."""
-    releases = [entry.release for entry in chain.entries]
+    releases = chain.releases
     held = {entry.release.content_id for entry in chain.held.values()}
     if keep.latest is None:
         return held | {release.content_id for release in releases}
-    distinct = list(dict.fromkeys(release.content_id for release in releases))
-    kept = held | set(distinct[: max(1, keep.latest)])
-    if releases:
-        kept.add(releases[0].content_id)
-        if (previous := previous_content(releases)) is not None:
-            kept.add(previous.content_id)
+    kept = held
+    for surface in surfaces.heads(releases):
+        lane = surfaces.lane(releases, surface)
+        distinct = list(dict.fromkeys(release.content_id for release in lane))
+        # The second is where a rollback goes by default.
+        kept |= set(distinct[: max(2, keep.latest)])
     kept |= {release.content_id for release in releases if keep.gated and release.gated}
     return kept | {release.content_id for release in releases if release.release_id in keep.pinned}
-
-
-def previous_content(releases: Sequence[Release]) -> Release | None:
-    """Where a rollback goes by default: the nearest earlier release of the head's surface whose content differs.
-
-    The creation release stands before the first release of any surface.
-    """
-    head = releases[0]
-    first = Operation.CREATION
-    earlier = (release for release in releases[1:] if release.surface is head.surface or release.operation is first)
-    return next((release for release in earlier if release.content_id != head.content_id), None)
 
 
 def pack(git: Git, locks: Locks) -> bool:
@@ -147,9 +137,9 @@ class Collector:
 
     def _served_by(self, policies: Chain, chain: Chain) -> set[ContentId]:
         """Contents of the releases that the routing policy in force names."""
-        if policies.head is None:
+        if policies.tip is None:
             return set()
-        names = self._contents.policy(policies.head.content_id).named
+        names = self._contents.policy(policies.tip.content_id).named
         return {entry.release.content_id for name in names if (entry := chain.standing(name)) is not None}
 
     def _lost(self, chains: Sequence[Chain], needed: set[str]) -> list[tuple[str, str]]:

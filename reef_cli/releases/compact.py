@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from reef_cli.core import surfaces
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import ReefError
 from reef_cli.core.ids import ContentId
+from reef_cli.core.types import Surface
 from reef_cli.releases.chain import Chain, Chains
 from reef_cli.releases.collect import pack
 from reef_cli.releases.contents import Content, Contents
@@ -127,7 +129,8 @@ class Compactor:
 
 def kept_whole(chain: Chain) -> set[ContentId]:
     """Contents of a chain that stay whole: they are served, or soon may be."""
-    order = list(dict.fromkeys(entry.release.content_id for entry in chain.entries))
-    gated = [entry.release.content_id for entry in chain.entries if entry.release.gated][:1]
+    weights = surfaces.lane(chain.releases, Surface.WEIGHTS)
+    order = list(dict.fromkeys(release.content_id for release in weights))
+    gated = [release.content_id for release in weights if release.gated][:1]
     held = {entry.release.content_id for entry in chain.held.values()}
     return {*order[:NEWEST], *gated, *held}

@@ -339,3 +339,13 @@ def _parse(blob: str, data: bytes, tree: str | None) -> Content:
         for f in raw["files"]
     )
     return Content(ContentId(raw["content_id"]), as_kind(raw["kind"]), files, raw["about"], blob, tree)
+
+
+def attributes(paths: Sequence[str]) -> bytes:
+    """`.gitattributes` naming exactly the pointers, so that git-lfs checks out what Reef stored."""
+    return "".join(f"{_pattern(f'artifact/{path}')} filter=lfs diff=lfs merge=lfs -text\n" for path in paths).encode()
+
+
+def _pattern(path: str) -> str:
+    escaped = "".join(f"\\{char}" if char in "*?[]" else char for char in path)
+    return f'"{escaped}"'.replace("\\", "\\\\") if " " in escaped or '"' in escaped else escaped

@@ -1,21 +1,23 @@
 """`ReleaseService`: the releases of one home, for threads and processes alike.
 
-A publication writes bytes, syncs them, writes a commit, and moves the scenario's head by compare-and-swap; whoever loses gets
-`HeadMoved` with the present head and has changed nothing. All calls block (git, fsync): the server runs them in threads. Does
-not know who decided, nor what serves.
+A publication writes bytes, syncs them, writes a commit, and moves its surface's head by compare-and-swap; whoever loses gets
+`HeadMoved` with the present head and has changed nothing. Publishers of different surfaces do not meet. All calls block (git,
+fsync): the server runs them in threads. Does not know who decided, nor what serves.
 """
 
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from reef_cli.core import surfaces
 from reef_cli.core.clock import Clock, SystemClock
 from reef_cli.core.errors import (
     ConflictError,
     ContentConflict,
+    HeadMoved,
     InvalidRequest,
     MissingDependency,
     NotPending,
@@ -28,9 +30,9 @@ from reef_cli.releases import base, routing
 from reef_cli.releases.artifact import SURFACES, as_kind
 from reef_cli.releases.card import model_card
 from reef_cli.releases.chain import Chain, Chains, checked, head_ref, held_ref
-from reef_cli.releases.collect import Collector, GcReport, Keep, previous_content
+from reef_cli.releases.collect import Collector, GcReport, Keep
 from reef_cli.releases.compact import IDLE_S, Compactor, CompactReport
-from reef_cli.releases.contents import Content, Contents, storage_errors
+from reef_cli.releases.contents import Content, Contents, attributes, storage_errors
 from reef_cli.releases.diff import ReleaseDiff, diff
 from reef_cli.releases.git import ZERO, Git, RefUpdate, TreeEntry
 from reef_cli.releases.lock import Locks
@@ -39,14 +41,6 @@ from reef_cli.releases.objects import ObjectStore
 from reef_cli.releases.remote import Remote, Transfer
 from reef_cli.releases.routing import Policy
 from reef_cli.releases.verify import Problem, Verifier
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a new release goes: after `parent`, with further commits it grew out of."""
-
-    parent: Release | None
-    others: tuple[str, ...] = ()
 
 
 class ReleaseService:
@@ -100,12 +94,20 @@ class ReleaseService:
         return self._chains.scenarios()
 
     def head(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Release | None:
-        """The newest release of the main chain, or of the chain of routing policies."""
+        """The release at a surface's head; the creation release before a harness was released."""
         entry = self._chains.head(scenario, surface)
         return self._chains.view(entry) if entry else None
 
+    def heads(self, scenario: str) -> Mapping[Surface, Release]:
+        """The release at each surface's head: of weights always, of the harness once there is one. Empty without a chain."""
+        return surfaces.heads(self._chains.read(scenario).releases)
+
+    def tip(self, scenario: str) -> Release | None:
+        """The newest release of the main chain, whatever its surface."""
+        return self._chains.read(scenario).tip
+
     def list(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> list[Release]:
-        """Newest first: held candidates (pending), then the chain. Empty when there is no chain."""
+        """Newest first: held candidates (pending), then the whole main chain, or that of policies. Empty without a chain."""
         chain = self._chains.read(scenario, surface)
         held = sorted(chain.held.values(), key=lambda entry: entry.release.recorded_at, reverse=True)
         known: dict[str, bool] = {}
@@ -154,28 +156,28 @@ class ReleaseService:
             self._contents.register(base)
         draft = Draft(base.content_id, base.kind, SURFACES[base.kind], Operation.CREATION, author, evidence or {}, gated=True)
         try:
-            return self._append(chain, draft, _Place(None))
+            return self._append(chain, draft)
         except ConflictError:
             return self._chains.view(self._chains.require(scenario).entries[-1])
 
     def publish(self, scenario: str, draft: Draft, expected_head: ReleaseId | None) -> Release:
-        """Append a release. `HeadMoved` when the head is another than expected; None expects the present one."""
+        """Append a release. `HeadMoved` when its surface's head is another than expected; None expects the present one."""
         if draft.surface is Surface.ROUTING:
             raise InvalidRequest("a routing policy has a chain of its own", hint="release it with route()")
         chain = self._chains.require(scenario)
-        head = self._expect(chain, expected_head)
+        self._expect(chain, draft.surface, expected_head)
         self._check_id(chain, draft.release_id)
-        return self._append(chain, draft, _Place(head))
+        return self._append(chain, draft)
 
     def hold(self, scenario: str, draft: Draft, expected_head: ReleaseId | None) -> Release:
         """Keep a candidate for a person to decide; the head stays."""
         chain = self._chains.require(scenario)
-        head = self._expect(chain, expected_head)
+        self._expect(chain, draft.surface, expected_head)
         self._check_id(chain, draft.release_id)
         with self._locks.writing(), storage_errors("holding a release"):
-            entry = self._commit(scenario, draft, _Place(head))
+            entry = self._commit(chain, draft)
             ref = held_ref(scenario, entry.release.release_id)
-            self._chains.move(scenario, [RefUpdate(ref, entry.release.commit, ZERO)], expected_head)
+            self._chains.move(scenario, [RefUpdate(ref, entry.release.commit, ZERO)], expected_head, draft.surface)
         return self._chains.view(entry, pending=True)
 
     def route(
@@ -193,12 +195,12 @@ class ReleaseService:
         """
         self._chains.require(scenario)
         chain = self._chains.read(scenario, Surface.ROUTING)
-        head = chain.head
+        head = chain.tip
         if expected_head is not None and expected_head != (head.release_id if head else routing.NO_POLICY):
             raise self._chains.moved(scenario, expected_head, Surface.ROUTING)
         artifact = self._store_policy(policy)
         draft = Draft(artifact.content_id, artifact.kind, Surface.ROUTING, operation, author, evidence or {})
-        return self._append(chain, draft, _Place(head), check=lambda: self._check_named(scenario, policy))
+        return self._append(chain, draft, check=lambda: self._check_named(scenario, policy))
 
     def promote(
         self,
@@ -208,7 +210,7 @@ class ReleaseService:
         author: str = "user",
         evidence: Mapping[str, Any] | None = None,
     ) -> Release:
-        """Serve a held candidate: its content becomes a new release at the head. `NotPending`, `HeadMoved`.
+        """Serve a held candidate: its content becomes a new release at its surface's head. `NotPending`, `HeadMoved`.
 
         The candidate's own evidence goes with it; `evidence` adds what the promotion rests on.
         """
@@ -221,9 +223,9 @@ class ReleaseService:
             source.content_id, source.kind, source.surface, Operation.PROMOTE, author,
             {**source.evidence, **(evidence or {})}, source.job_id, source.release_id, source.gated,
         )  # fmt: skip
-        place = _Place(self._expect(chain, expected_head), (source.commit,))
+        self._expect(chain, source.surface, expected_head)
         drop = RefUpdate(held_ref(scenario, release_id), ZERO, source.commit)
-        return self._append(chain, draft, place, drop)
+        return self._append(chain, draft, drop, others=(source.commit,))
 
     def rollback(
         self,
@@ -232,17 +234,25 @@ class ReleaseService:
         expected_head: ReleaseId | None = None,
         author: str = "user",
         evidence: Mapping[str, Any] | None = None,
+        surface: Surface | None = None,
     ) -> Release:
-        """Serve earlier content again, as a new release. Default: the nearest earlier content of the head's surface."""
+        """Serve earlier content again, as a new release. Default: the nearest earlier content of the surface.
+
+        Which surface: `surfaces.meant`. The creation release belongs to each of them.
+        """
         chain = self._chains.require(scenario)
-        head = self._expect(chain, expected_head)
-        target = self._rollback_target(chain, release_id)
+        named = None if release_id is None else self._rollback_target(chain, release_id)
+        surface = surfaces.meant(chain.releases, surface, named, expected_head)
+        head = self._expect(chain, surface, expected_head)
+        target = named or surfaces.previous_content(surfaces.lane(chain.releases, surface))
+        if target is None:
+            raise ConflictError(f"{scenario} has no earlier content to roll back to", hint="list its releases")
         facts = {"rolled_back_from": head.release_id, **(evidence or {})}
         draft = Draft(
-            target.content_id, target.kind, target.surface, Operation.ROLLBACK, author,
+            target.content_id, target.kind, surface, Operation.ROLLBACK, author,
             facts, None, target.release_id, target.gated,
         )  # fmt: skip
-        return self._append(chain, draft, _Place(head))
+        return self._append(chain, draft)
 
     def dismiss(self, scenario: str, release_id: ReleaseId) -> Release:
         """Take a held candidate off the list; its commit stays in the repository under `refs/reef-archive`."""
@@ -282,10 +292,10 @@ class ReleaseService:
 
     # How a release comes about
 
-    def _expect(self, chain: Chain, expected: ReleaseId | None) -> Release:
-        head = chain.entries[0].release
+    def _expect(self, chain: Chain, surface: Surface, expected: ReleaseId | None) -> Release:
+        head = chain.head(surface) or chain.releases[-1]
         if expected is not None and head.release_id != expected:
-            raise self._chains.moved(chain.scenario, expected)
+            raise self._chains.moved(chain.scenario, expected, surface)
         return head
 
     def _check_id(self, chain: Chain, wanted: ReleaseId | None) -> None:
@@ -296,12 +306,7 @@ class ReleaseService:
         if chain.find(wanted) or wanted in chain.held or chain.promotion_of(wanted):
             raise ContentConflict(f"release {wanted} exists already", hint="a release id is used once")
 
-    def _rollback_target(self, chain: Chain, release_id: ReleaseId | None) -> Release:
-        if release_id is None:
-            target = previous_content([entry.release for entry in chain.entries])
-            if target is None:
-                raise ConflictError(f"{chain.scenario} has no earlier content to roll back to", hint="list its releases")
-            return target
+    def _rollback_target(self, chain: Chain, release_id: ReleaseId) -> Release:
         if release_id in chain.held:
             raise NotRestorable(f"{release_id} was never released", why="it is held for review", hint="promote it instead")
         entry = chain.find(release_id)
@@ -333,34 +338,50 @@ class ReleaseService:
             self._contents.require(entry.release.content_id)
 
     def _append(
-        self, chain: Chain, draft: Draft, place: _Place, *extra: RefUpdate, check: Callable[[], None] | None = None
+        self,
+        chain: Chain,
+        draft: Draft,
+        *extra: RefUpdate,
+        others: tuple[str, ...] = (),
+        check: Callable[[], None] | None = None,
     ) -> Release:
-        scenario, surface = chain.scenario, chain.surface
-        expected = place.parent.release_id if place.parent else None
+        """Append at the end of the chain; only a release of the draft's own surface that came first makes it lose."""
+        head = chain.head(draft.surface)
         with self._locks.writing(), storage_errors("publishing"):
             if check is not None:
                 check()
-            entry = self._commit(scenario, draft, place)
-            old = place.parent.commit if place.parent else ZERO
-            head = RefUpdate(head_ref(scenario, surface), entry.release.commit, old)
-            self._chains.move(scenario, [head, *extra], expected, surface)
+            while True:
+                entry, old = self._commit(chain, draft, others), chain.tip.commit if chain.tip else ZERO
+                move = RefUpdate(head_ref(chain.scenario, chain.surface), entry.release.commit, old)
+                try:
+                    self._chains.move(chain.scenario, [move, *extra], head.release_id if head else None, draft.surface)
+                    break
+                except HeadMoved:
+                    now = self._chains.read(chain.scenario, chain.surface)
+                    if now.tip == chain.tip or now.head(draft.surface) != head:
+                        raise
+                    chain = now
         self._chains.appended(chain, entry)
         return self._chains.view(entry)
 
-    def _commit(self, scenario: str, draft: Draft, place: _Place) -> Entry:
-        """The commit of a release whose content is wholly there; the caller holds the writing lock until a ref names it."""
+    def _commit(self, chain: Chain, draft: Draft, others: tuple[str, ...] = ()) -> Entry:
+        """The commit of a release whose content is wholly there; the caller holds the writing lock until a ref names it.
+
+        `others` are further commits it grew out of.
+        """
         content = self._contents.require(draft.content_id)
         if content.kind != draft.kind:
             raise InvalidRequest(f"content {draft.content_id} is of kind {content.kind}, not {draft.kind}")
-        step = place.parent.step + 1 if place.parent else 0
+        parent = chain.tip
+        step = parent.step + 1 if parent else 0
         release = Release(
-            draft.release_id or new_release_id(step), checked(scenario), place.parent.release_id if place.parent else None,
+            draft.release_id or new_release_id(step), checked(chain.scenario), parent.release_id if parent else None,
             draft.content_id, draft.kind, draft.surface, draft.operation, step, self._clock.now(), draft.author,
             draft.evidence, draft.job_id, draft.source_release_id, draft.gated,
         )  # fmt: skip
         files = self._files(release, content)
-        parents = ([place.parent.commit] if place.parent else []) + list(place.others)
-        message = f"{release.release_id} {release.operation} of {scenario}\n\nManifest: {files['manifest.json'].oid}\n"
+        parents = ([parent.commit] if parent else []) + list(others)
+        message = f"{release.release_id} {release.operation} of {chain.scenario}\n\nManifest: {files['manifest.json'].oid}\n"
         return self._chains.commit(Entry(release, content.large), files, parents, message)
 
     def _files(self, release: Release, content: Content) -> dict[str, TreeEntry]:
@@ -369,20 +390,10 @@ class ReleaseService:
             "README.md": model_card(replace(release, evidence=dict(release.evidence)), content.about),
         }
         if content.large:
-            texts[".gitattributes"] = _attributes([s.file.path for s in content.files if s.large])
+            texts[".gitattributes"] = attributes([s.file.path for s in content.files if s.large])
         oids = self._git.blobs(list(texts.values()))
         files = {name: TreeEntry("", oid) for name, oid in zip(texts, oids, strict=True)}
         return {**files, **content.entries}
-
-
-def _attributes(paths: Sequence[str]) -> bytes:
-    """`.gitattributes` naming exactly the pointers, so that git-lfs checks out what Reef stored."""
-    return "".join(f"{_pattern(f'artifact/{path}')} filter=lfs diff=lfs merge=lfs -text\n" for path in paths).encode()
-
-
-def _pattern(path: str) -> str:
-    escaped = "".join(f"\\{char}" if char in "*?[]" else char for char in path)
-    return f'"{escaped}"'.replace("\\", "\\\\") if " " in escaped or '"' in escaped else escaped
 
 
 def _not_found(scenario: str, release_id: str) -> ReleaseNotFound:

@@ -18,12 +18,12 @@ from reef_cli.config.schema import EvaluationSettings
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import HeadMoved, ReefError
 from reef_cli.core.ports import Answering, Evaluating
+from reef_cli.core.surfaces import previous_content
 from reef_cli.core.types import Cadence, Operation, Outcome, Release, Surface, Verdict
 from reef_cli.evaluation.decide import Tally
 from reef_cli.evaluation.gate import Gate
 from reef_cli.evaluation.suite import Suite
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.releases.collect import previous_content
 from reef_cli.releases.routing import Auto
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.publisher import Publisher

@@ -1,6 +1,7 @@
 """Evaluations a person asks for: any releases on any suite, answered like clients are answered.
 
-`POST /reef/scenarios/{s}/evaluate` and `reef eval` come here. One evaluation runs at a time; serving goes on beside it. Answers
+`POST /reef/scenarios/{s}/evaluate` and `reef eval` come here. Weights are asked by themselves, a harness by episodes of an
+agent that works with it; an evaluation is of one of the two. One evaluation runs at a time; serving goes on beside it. Answers
 are kept under `<home>/evaluations`, one file per suite and sampling: a run that was cut goes on where it stopped, and a further
 release costs only its own answers.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reef_cli.config.schema import EvaluationSettings
+from reef_cli.core import surfaces
 from reef_cli.core.errors import InvalidRequest, ReleaseNotServable, SuiteNotFound
 from reef_cli.core.ids import ReleaseId
 from reef_cli.core.ports import Answering, Publishing
@@ -28,6 +30,14 @@ from reef_cli.releases.service import ReleaseService
 TOGETHER = 3
 # Points of a chain that are evaluated by default; a longer one is sampled evenly, both ends included.
 POINTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who answers an evaluation, and what is asked unless the request says otherwise."""
+
+    answering: Answering
+    suite: Suite | None
 
 
 @dataclass(slots=True)
@@ -50,20 +60,20 @@ class UnderWay:
 
 
 class Evaluations:
-    """Runs suites against releases of this deployment."""
+    """Runs suites against releases of this deployment; `agents` are asked about a harness, None where none can be."""
 
     def __init__(
         self,
-        answering: Answering,
+        asked: Asked,
         publishing: Publishing,
         settings: EvaluationSettings,
-        suite: Suite | None,
         bench: Bench,
         releases: ReleaseService,
         folder: Path,
+        agents: Asked | None = None,
     ) -> None:
-        self.suite = suite
-        self._answering = answering
+        self._asked = asked
+        self._agents = agents
         self._publishing = publishing
         self._settings = settings
         self._bench = bench
@@ -81,12 +91,14 @@ class Evaluations:
 
         The first release, or `against`, is what the others are compared with; `score` and `interval` are the last one's.
         """
-        suite = await self._chosen(body)
         names, skipped = await self._named(scenario, body)
+        releases = [await self._release(scenario, name) for name in names]
+        asked = self._who(releases)
+        suite = await self._chosen(asked, body)
         async with self._lock:
             self._under_way = UnderWay(scenario, suite.name, len(names), len(names) * len(suite.items))
             try:
-                report = await self._run(scenario, suite, names, self._under_way, again=bool(body.get("again")))
+                report = await self._run(asked, suite, releases, self._under_way, again=bool(body.get("again")))
             finally:
                 self._under_way = None
         judged = report.summaries[-1]
@@ -110,29 +122,47 @@ class Evaluations:
             "budget_spent": report.budget_spent,
         }
 
-    async def _run(self, scenario: str, suite: Suite, names: Sequence[str], watched: UnderWay, *, again: bool) -> Report:
-        settings = self._settings
+    def _who(self, releases: Sequence[Release]) -> Asked:
+        """Who answers for these releases. The creation release stands for its model, or for an agent without a harness."""
+        harness = [release.release_id for release in releases if release.surface is Surface.HARNESS]
+        rest = [r for r in releases if r.surface is not Surface.HARNESS and r.operation is not Operation.CREATION]
+        if not harness:
+            return self._asked
+        if rest:
+            raise InvalidRequest(
+                "an evaluation is of weights or of harnesses",
+                why=f"{harness[0]} is a harness, {rest[0].release_id} is not",
+                hint="ask for each by itself",
+            )
+        if self._agents is None:
+            raise ReleaseNotServable(
+                f"{harness[0]} is a harness, and no agent works here with it",
+                why="a harness answers nothing itself",
+                hint="serve a recipe that evolves harnesses",
+            )
+        return self._agents
+
+    async def _run(self, asked: Asked, suite: Suite, releases: Sequence[Release], watched: UnderWay, *, again: bool) -> Report:
+        settings, answering = self._settings, asked.answering
         budget = budget_of(settings)
-        asker = Asker(
-            self._answering, settings.max_new_tokens, settings.temperature, suite.digest, bench=self._bench, budget=budget
-        )
-        state = self._state(scenario, header_of(suite, asker, names[0]))
+        asker = Asker(answering, settings.max_new_tokens, settings.temperature, suite.digest, bench=self._bench, budget=budget)
+        state = self._state(releases[0].scenario, header_of(suite, asker, releases[0].release_id))
         if again:
             state.unlink(missing_ok=True)
-        releases = [await self._release(scenario, name) for name in names]
         facts: dict[str, Any] = {"alpha": settings.alpha, "concurrency": settings.concurrency, "state": state, "asker": asker}
-        if len(names) > TOGETHER or any([not await self._beside(release) for release in releases]):
+        inside = asked is not self._agents
+        if inside and (len(releases) > TOGETHER or any([not await self._beside(release) for release in releases])):
             # One after another fills the state; the run over all of them then asks nothing and reports.
             for index, release in enumerate(releases):
                 first = [releases[0]] if index else []
                 await self._publishing.stage(release)
                 try:
                     part = watched.part(index, len(releases))
-                    await run_suite(self._answering, suite, [*first, release], on_progress=part, **facts)
+                    await run_suite(answering, suite, [*first, release], on_progress=part, **facts)
                 finally:
                     await self._publishing.unstage(release)
-            return await run_suite(self._answering, suite, releases, **facts)
-        return await run_suite(self._answering, suite, releases, on_progress=watched.part(0, 1), **facts)
+            return await run_suite(answering, suite, releases, **facts)
+        return await run_suite(answering, suite, releases, on_progress=watched.part(0, 1), **facts)
 
     async def _release(self, scenario: str, name: str) -> Release:
         return await asyncio.to_thread(self._releases.get, scenario, ReleaseId(name))
@@ -159,11 +189,11 @@ class Evaluations:
         wanted = [body.get("against"), body.get("release_id") or body.get("candidate"), *(body.get("releases") or ())]
         return list(dict.fromkeys(str(name) for name in wanted if name)), []
 
-    async def _chosen(self, body: Mapping[str, Any]) -> Suite:
+    async def _chosen(self, asked: Asked, body: Mapping[str, Any]) -> Suite:
         if (source := body.get("suite")) is not None:
             suite = await asyncio.to_thread(Suite.load, str(source))
-        elif self.suite is not None:
-            suite = self.suite
+        elif asked.suite is not None:
+            suite = asked.suite
         else:
             raise SuiteNotFound("No suite is configured.", hint="Name one with --suite, or set evaluation.suite in serve.yaml.")
         return suite.select(str(body.get("split") or self._settings.split), body.get("limit") or self._settings.limit)
@@ -172,16 +202,17 @@ class Evaluations:
 def chain_since(releases: Sequence[Release], since: str, points: int) -> tuple[list[str], list[str]]:
     """Ids from `since` to the head, oldest first, each content once, at most `points` of them; and those that are lost.
 
-    Only what changes a model's answers counts: releases of weights, and the creation.
+    Only the surface of `since` counts, and where that is the creation the surface that was released: weights before a harness.
     """
-    chain = [release for release in reversed(releases) if not release.pending]
+    first = next((release for release in releases if release.release_id == since), None)
+    own = first is not None and first.operation is not Operation.CREATION
+    chain = surfaces.lane(releases, first.surface if own and first is not None else surfaces.moved(releases)[0])[::-1]
     start = next((index for index, release in enumerate(chain) if release.release_id == since), None)
     if start is None:
         raise InvalidRequest(f"{since} is not in the chain", hint="list it: reef release list")
     seen: dict[str, Release] = {}
     for release in chain[start:]:
-        if release.surface is Surface.WEIGHTS or release.operation is Operation.CREATION:
-            seen.setdefault(release.content_id, release)
+        seen.setdefault(release.content_id, release)
     lost = [release.release_id for release in seen.values() if not release.restorable]
     kept = [release.release_id for release in seen.values() if release.restorable]
     if not kept:

@@ -32,6 +32,7 @@ from reef_cli.harness.promotion import Promoted, Promotions
 from reef_cli.harness.proposing import Ask, Past, load
 from reef_cli.harness.trials import Gateway, Setting, Trials
 from reef_cli.learning import jobs
+from reef_cli.learning.contract import Recipe
 from reef_cli.learning.evolving import Evolution as Wanted
 from reef_cli.learning.evolving import Evolving
 from reef_cli.supervisor.answering import UpstreamAnswering
@@ -102,9 +103,9 @@ class Evolved:
     wishes: Wishes
 
 
-def evolve(stack: "Stack", recipe: Evolving, suite: Suite | None, own: Answering) -> Evolved:
+def evolve(stack: "Stack", recipe: Recipe, suite: Suite | None, own: Answering) -> Evolved:
     """Evolution for a recipe of this deployment. Raises `ConfigError` or `MissingDependency` when it cannot run. Blocks."""
-    assert stack.recipe is not None
+    assert isinstance(recipe, Evolving)
     wanted, settings, home, service = recipe.evolution(), stack.settings, stack.home, stack.harness
     if not wanted.unsafe:
         sandbox.require()
@@ -119,16 +120,16 @@ def evolve(stack: "Stack", recipe: Evolving, suite: Suite | None, own: Answering
         _asking(_proposer_engine(wanted.engine, stack.session) or own),
         lambda scenario, evidence: promotions.add(scenario, evidence, prompts),
     )
-    spec = stack.recipe.program()
+    spec = recipe.program()
     training = Evolution(load(spec.path, spec.settings), sources, trials, stack.clock)
     answering = EpisodeAnswering(trials, service, tasks)
-    cadence = Cadence(settings.reef.cadence or stack.recipe.cadence)
+    cadence = Cadence(settings.reef.cadence or recipe.cadence)
 
     def gate(scenario: str) -> Gate:
         judged = with_promoted(tasks.suite, promotions.tasks(scenario), wanted.promote_grader)
         return Gate(answering, judged, settings.evaluation, cadence=cadence, clock=stack.clock, bench=stack.bench)
 
-    wishes = Wishes(stack.log, service, stack.recipe.name, stack.clock, stack.request_step)
+    wishes = Wishes(stack.log, service, recipe.name, stack.clock, stack.request_step)
     return Evolved(training, EvolutionGate(training, gate, trials.prune), answering, tasks.suite, wishes)
 
 

@@ -27,7 +27,6 @@ from reef_cli.gateway.bodies import only, read_object, text_field
 from reef_cli.gateway.context import check_scenario, ensure_scenario, principal_of, scenario_of
 from reef_cli.gateway.deps import Handler, Route, deps_of
 from reef_cli.harness.service import HarnessService, Proposal
-from reef_cli.learning.contract import Recipe
 from reef_cli.releases.service import ReleaseService
 
 Queue = Callable[[str, Any, str | None, str, str], Awaitable[str]]
@@ -47,7 +46,7 @@ _PAGE_HEADERS = {
 
 
 class HarnessRoutes:
-    """Handlers over one service. `review` holds proposals for a person; `trains` says that the deployment trains weights.
+    """Handlers over one service. `review` holds proposals for a person.
 
     With a `queue` proposals are judged before they are released, unless their sender says otherwise.
     """
@@ -59,7 +58,6 @@ class HarnessRoutes:
         publishing: Publishing,
         *,
         review: bool,
-        trains: bool,
         queue: Queue | None = None,
     ) -> None:
         self._service = service
@@ -67,7 +65,6 @@ class HarnessRoutes:
         self._releases = releases
         self._publishing = publishing
         self._review = review
-        self._trains = trains
 
     def routes(self) -> tuple[Route, ...]:
         """Rows for `Deps.extra_routes`."""
@@ -141,7 +138,6 @@ class HarnessRoutes:
         base = text_field(body, "base_release_id", longest=64)
         reason = text_field(body, "reason", longest=4000) or ""
         scenario = scenario_of(request)
-        self._check_surface(None)
         await ensure_scenario(request, scenario)
         author = f"user:{principal_of(request).name}"
         if judged:
@@ -169,30 +165,19 @@ class HarnessRoutes:
 
     async def _submit(self, scenario: str, mutations: Any, base: str | None, reason: str, author: str) -> Release:
         """Admit against the present chain and append; `HeadMoved` when somebody else appended in between."""
-        head = await asyncio.to_thread(self._releases.head, scenario)
+        head = await asyncio.to_thread(self._releases.head, scenario, Surface.HARNESS)
         assert head is not None, "the scenario was made with its creation release"
-        self._check_surface(head)
         proposal = await asyncio.to_thread(self._service.propose, scenario, mutations, base, reason)
         artifact = await asyncio.to_thread(self._service.store, proposal.tree)
         move = self._publishing.hold if self._review else self._publishing.publish
         return await move(scenario, _draft(proposal, artifact, author), ReleaseId(head.release_id))
 
-    def _check_surface(self, head: Release | None) -> None:
-        """A chain's head carries one surface: a harness at the head of a chain of weights would take them out of service."""
-        if not self._trains and (head is None or head.kind not in ("lora", "checkpoint")):
-            return
-        raise ConflictError(
-            "this scenario's releases are weights, so it takes no harness proposals",
-            why="a release carries one surface: a harness at the head would take the trained weights out of service",
-            hint="propose in a deployment without a recipe that trains weights, for a scenario of its own",
-        )
-
     async def _told(self, release: Release) -> Mapping[str, Any]:
         """The release as the catalogue shows it, with its page and what it changed."""
-        head = await asyncio.to_thread(self._releases.head, release.scenario)
+        head = await asyncio.to_thread(self._releases.head, release.scenario, Surface.HARNESS)
         rows = await asyncio.to_thread(self._service.releases, release.scenario)
         row = next(row for row in rows if row["release_id"] == release.release_id)
-        return {**release_view(release, head), "changed": row["changed"], "page": row["page"]}
+        return {**release_view(release, (head,)), "changed": row["changed"], "page": row["page"]}
 
 
 TABLE: Sequence[tuple[str, str, str]] = (
@@ -229,13 +214,11 @@ def open_harness(
     service: HarnessService,
     releases: ReleaseService,
     publishing: Publishing,
-    recipe: Recipe | None,
     queue: Queue | None = None,
 ) -> HarnessRoutes:
     """The routes of a deployment."""
-    trains = recipe is not None and recipe.surface is Surface.WEIGHTS
     review = settings.reef.publish == "review"
-    return HarnessRoutes(service, releases, publishing, review=review, trains=trains, queue=queue)
+    return HarnessRoutes(service, releases, publishing, review=review, queue=queue)
 
 
 def page_secret(file: Path) -> bytes:

@@ -1,7 +1,8 @@
 """The road by which a release reaches users: chain (compare-and-swap), engine (loaded and verified), routing.
 
-`served` follows the chain's head only after the engine has loaded it, so a failed load leaves everybody on the old weights;
-the chain then gets a rollback release that says so, and head and served agree again. One publication at a time per scenario
+`served` follows the head of the weights only after the engine has loaded it, so a failed load leaves everybody on the old
+weights; the chain then gets a rollback release that says so, and head and served agree again. A harness lies around the model,
+not in it: its head is in force at once, where agents install it. One publication at a time per scenario
 in this process; the chain's compare-and-swap guards against every other process.
 """
 
@@ -10,10 +11,10 @@ import json
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from reef_cli.core import surfaces
 from reef_cli.core.clock import Clock
 from reef_cli.core.errors import EngineError, EngineUnavailable, NotRestorable, ReefError, ReleaseNotServable
 from reef_cli.core.ids import ContentId, ReleaseId
@@ -62,7 +63,7 @@ class Publisher:
         self._serving = serving
         self._bring: Bring | None = serving.load if serving else None
         self._apart = apart
-        self._served: dict[str, Release] = {}
+        self._served: dict[str, dict[Surface, Release]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loaded: dict[str, list[Release]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,16 +72,16 @@ class Publisher:
     # -- scenarios -----------------------------------------------------------------------------------------------------
 
     async def open(self, scenario: str) -> Release:
-        """Make the scenario servable: its creation release exists, its head is loaded. Idempotent."""
+        """Make the scenario servable: its creation release exists, the head of its weights is loaded. Idempotent."""
         async with self._lock(scenario):
             if scenario in self._served:
-                return self._served[scenario]
-            release = await asyncio.to_thread(self._releases.create, scenario, self._base)
-            head = await asyncio.to_thread(self._releases.head, scenario) or release
-            await self._load(head)
-            self._served[scenario] = head
+                return self.served(scenario)
+            await asyncio.to_thread(self._releases.create, scenario, self._base)
+            heads = await asyncio.to_thread(self._heads, scenario)
+            await self._load(heads[Surface.WEIGHTS])
+            self._served[scenario] = heads
             await self._follow_routing(scenario)
-            return head
+            return self.served(scenario)
 
     async def close(self, scenario: str) -> None:
         """Forget an archived scenario."""
@@ -90,18 +91,30 @@ class Publisher:
             for release in self._loaded.pop(scenario, []):
                 self._unload_later(release)
 
-    def served(self, scenario: str) -> Release:
+    def _heads(self, scenario: str) -> dict[Surface, Release]:
+        """What stands at each surface's head in the chain now; empty without a chain."""
+        found = {surface: self._releases.head(scenario, surface) for surface in surfaces.EVOLVING}
+        return {surface: release for surface, release in found.items() if release is not None}
+
+    def served(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Release:
         try:
-            return self._served[scenario]
+            return self._served[scenario][surface]
         except KeyError:
             raise EngineUnavailable(f"Scenario {scenario} is not loaded yet; try again, the service is unavailable.") from None
 
     async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:
         if pin is None:
-            return self.routes.choose(self._served.get(scenario) or await self.open(scenario), session)
+            served = self.served(scenario) if scenario in self._served else await self.open(scenario)
+            return self.routes.choose(served, session)
         release = await asyncio.to_thread(self._releases.get, scenario, pin)
         if release.surface is Surface.ROUTING:
             raise ReleaseNotServable(f"{pin} is a routing policy, which answers nothing itself.")
+        if release.surface is Surface.HARNESS:
+            raise ReleaseNotServable(
+                f"{pin} is a harness, which answers nothing itself.",
+                why="a pin names the weights that answer",
+                hint="an agent works with it once it has installed it: reef harness install --release",
+            )
         if self._serving is None or self._serving.servable(release):
             return release
         if not release.restorable:
@@ -121,7 +134,7 @@ class Publisher:
     # -- publications --------------------------------------------------------------------------------------------------
 
     async def stage(self, candidate: Release) -> None:
-        if candidate.kind == "harness" or self._is_served(candidate):
+        if candidate.surface is Surface.HARNESS or self._is_served(candidate):
             return  # a harness is tried by episodes that bring it themselves
         if self._apart is not None:
             await self._apart.stage(candidate, await self._directory(candidate))
@@ -132,7 +145,7 @@ class Publisher:
                 await self._load(candidate)
 
     async def unstage(self, candidate: Release) -> None:
-        if candidate.kind == "harness":
+        if candidate.surface is Surface.HARNESS:
             return
         if self._apart is not None:
             await self._apart.unstage(candidate)
@@ -170,10 +183,11 @@ class Publisher:
         expected_head: ReleaseId | None,
         author: str,
         evidence: Mapping[str, Any] | None = None,
+        surface: Surface | None = None,
     ) -> Release:
         move = self._releases.rollback
         async with self._lock(scenario):
-            release = await asyncio.to_thread(move, scenario, release_id, expected_head, author, evidence)
+            release = await asyncio.to_thread(move, scenario, release_id, expected_head, author, evidence, surface)
             return await self._serve(release)
 
     async def route(
@@ -197,15 +211,15 @@ class Publisher:
         return release
 
     async def follow(self, scenario: str) -> Release:
-        """Serve the chain's head and its routing policy if another process (an offline command) moved them."""
+        """Serve the chain's heads and its routing policy if another process (an offline command) moved them."""
         async with self._lock(scenario):
             if scenario in self._served:
                 await self._follow_routing(scenario)
-            head = await asyncio.to_thread(self._releases.head, scenario)
-            served = self._served.get(scenario)
-            if head is None or (served is not None and served.release_id == head.release_id):
-                return self.served(scenario)
-            return await self._serve(head)
+            served = self._served.get(scenario, {})
+            for surface, head in (await asyncio.to_thread(self._heads, scenario)).items():
+                if surface not in served or served[surface].release_id != head.release_id:
+                    await self._serve(head, surface)
+            return self.served(scenario)
 
     # -- inside the lock -----------------------------------------------------------------------------------------------
 
@@ -226,11 +240,13 @@ class Publisher:
         event = "routed" if route.fault is None else "routing_failed"
         await self.note(route.release, event, {"policy": route.policy.wire(), "because": route.fault})
 
-    async def _serve(self, release: Release) -> Release:
-        """Bring a published release to the engine and route to it; undo in the chain what cannot be loaded."""
+    async def _serve(self, release: Release, surface: Surface | None = None) -> Release:
+        """Put a published release in force; undo in the chain weights that the engine cannot load."""
+        surface = surface or release.surface
         started = self._clock.monotonic()
         try:
-            await self._load(release)
+            if surface is Surface.WEIGHTS:
+                await self._load(release)
         except ReefError as error:
             await self.note(release, "load_failed", {"reason": error.message})
             await self._compensate(release, error)
@@ -239,8 +255,8 @@ class Publisher:
                 why=error.message,
                 hint="The old weights serve.",
             ) from error
-        previous = self._served.get(release.scenario)
-        self._served[release.scenario] = release
+        served = self._served.setdefault(release.scenario, {})
+        previous, served[surface] = served.get(surface), release
         seconds = self._clock.monotonic() - started
         await self.note(release, "served", {"swap_s": round(seconds, 4), "previous": previous.release_id if previous else None})
         self._retire(release.scenario)
@@ -248,7 +264,7 @@ class Publisher:
 
     async def _compensate(self, release: Release, error: ReefError) -> None:
         """Append a rollback to what is really being served, so that the chain's head never names unloaded weights."""
-        served = self._served.get(release.scenario)
+        served = self._served.get(release.scenario, {}).get(Surface.WEIGHTS)
         if served is None or release.operation is Operation.CREATION:
             return
         back = await asyncio.to_thread(
@@ -257,17 +273,15 @@ class Publisher:
             served.release_id,
             release.release_id,
             f"reef: load failed ({error.code})",
+            None,
+            Surface.WEIGHTS,
         )
         await self._load(back)
-        self._served[release.scenario] = back
+        self._served[release.scenario][Surface.WEIGHTS] = back
         await self.note(back, "served", {"because": error.message})
 
     async def _load(self, release: Release) -> None:
         if self._bring is None:
-            return
-        if release.kind == "harness":
-            # A harness lies around the model, not in it: behind it the base weights serve.
-            await self._bring(replace(release, kind="base"), None)
             return
         await self._bring(release, await self._directory(release))
         loaded = self._loaded.setdefault(release.scenario, [])
@@ -289,7 +303,7 @@ class Publisher:
         The newest release behind a full gate stays: the next steps are compared with it.
         """
         loaded = self._loaded.get(scenario, [])
-        keep = {self._served[scenario].release_id, *[release.release_id for release in loaded if release.gated][-1:]}
+        keep = {self.served(scenario).release_id, *[release.release_id for release in loaded if release.gated][-1:]}
         spare = [release for release in loaded if release.release_id not in keep and not self.routes.uses(release)]
         for release in spare[: max(0, len(spare) - KEEP_LOADED)]:
             loaded.remove(release)
@@ -311,7 +325,7 @@ class Publisher:
 
     def _is_served(self, release: Release) -> bool:
         """Whether clients may get this release, as the head or by the routing policy."""
-        served = self._served.get(release.scenario)
+        served = self._served.get(release.scenario, {}).get(Surface.WEIGHTS)
         return (served is not None and served.release_id == release.release_id) or self.routes.uses(release)
 
     def _lock(self, scenario: str) -> asyncio.Lock:

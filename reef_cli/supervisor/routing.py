@@ -89,7 +89,7 @@ class Routing:
             shares[release_id] = shares.get(release_id, 0.0) + share
         return {
             "policy": route.policy.wire(),
-            "release": release_view(route.release, route.release) if route.release else None,
+            "release": release_view(route.release, (route.release,)) if route.release else None,
             "shares": shares,
             "shadow": route.policy.shadow,
             "fault": route.fault,

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from reef_cli.core.clock import SystemClock
 from reef_cli.core.errors import ConfigError, ReefError
 from reef_cli.core.ids import new_id
 from reef_cli.core.ports import Answering
-from reef_cli.core.types import Artifact, Release
+from reef_cli.core.types import Artifact, Held, Surface
 from reef_cli.evaluation.suite import Suite
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.gateway import app as gateway_app
@@ -31,7 +30,7 @@ from reef_cli.gateway.backends.local import LocalBackend
 from reef_cli.gateway.backends.upstream import UpstreamBackend
 from reef_cli.gateway.deps import Deps, DrainFlag
 from reef_cli.harness import episodes
-from reef_cli.learning.contract import Recipe
+from reef_cli.learning.contract import Recipe, members_of
 from reef_cli.learning.evolving import Evolving
 from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import base_artifact, upstream_artifact
@@ -39,10 +38,10 @@ from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.answering import ModelAnswering, UpstreamAnswering, bench_of
 from reef_cli.supervisor.compaction import compact
 from reef_cli.supervisor.drift import open_drift
-from reef_cli.supervisor.evaluations import Evaluations
+from reef_cli.supervisor.evaluations import Asked, Evaluations
 from reef_cli.supervisor.evolution import Evolved, evolve
 from reef_cli.supervisor.harness import open_harness, open_service
-from reef_cli.supervisor.learning import Parts, check_recipe, make_trainer, make_worker, push_weights, pushes_whole_weights
+from reef_cli.supervisor.learning import contract_of, open_worker, push_weights, pushes_whole_weights
 from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.meters import LearningMeters
 from reef_cli.supervisor.pointers import beside, dotted, upstream_key
@@ -99,6 +98,7 @@ class Stack:
     async def _start(self) -> None:
         settings = self.settings
         self.recipe: Recipe | None = self.loaded.make_recipe()
+        self.members = members_of(self.recipe)
         self.log = await asyncio.to_thread(self._open_log)
         self._exits.callback(self.log.close)
         self.releases = ReleaseService(self.home.root, clock=self.clock, lfs=settings.storage.lfs)
@@ -117,25 +117,23 @@ class Stack:
             apart=self.shadow,
         )
         self.routing = open_routing(self)
-        self.bench = bench_of(settings.evaluation, self._answering(), self.session)
+        own = Asked(self.answering(), self._suite())
+        self.bench = bench_of(settings.evaluation, own.answering, self.session)
         self.harness = await asyncio.to_thread(open_service, settings, self.home, self.releases)
-        answering, suite = self._answering(), self._suite()
-        if isinstance(self.recipe, Evolving):
-            self.evolved = await asyncio.to_thread(evolve, self, self.recipe, suite, answering)
-            self._exits.push_async_callback(self.evolved.training.stop)
-            answering, suite = self.evolved.answering, self.evolved.suite
+        agents = await self._evolve(own)
+        drift = open_drift(self, own.answering, own.suite)
+        # Without a recipe that trains weights it is the agents who are evaluated.
         self.evaluations = Evaluations(
-            answering,
+            own if agents is None or len(self.members) > 1 else agents,
             self.publisher,
             settings.evaluation,
-            suite,
             self.bench,
             self.releases,
             self.home.evaluations,
+            agents,
         )
-        drift = open_drift(self, answering, suite)
-        if self.recipe is not None:
-            self._build_worker(self.recipe)
+        if self.members:
+            self._build_worker(own.suite)
         self.status = Status(self)
         self.metrics.collect(LearningMeters(self.log, self.metrics).collect)
         await self._listen()
@@ -196,7 +194,17 @@ class Stack:
             return base_artifact(self.engine.model_dir)
         return upstream_artifact(self.settings.engine.url or "", self.settings.engine.model)
 
-    def _answering(self) -> Answering:
+    async def _evolve(self, own: Asked) -> Asked | None:
+        """What a recipe that evolves harnesses is judged by, when there is one."""
+        recipe = next((member for member in self.members if isinstance(member, Evolving)), None)
+        if recipe is None:
+            return None
+        self.evolved = await asyncio.to_thread(evolve, self, recipe, own.suite, own.answering)
+        self._exits.push_async_callback(self.evolved.training.stop)
+        return Asked(self.evolved.answering, self.evolved.suite)
+
+    def answering(self) -> Answering:
+        """Answers of the deployment's own engine, or of its provider."""
         engine = self.settings.engine
         if self.engine is not None:
             return ModelAnswering(self.shadow or self.engine.serving, self.engine.chat)
@@ -220,13 +228,15 @@ class Stack:
     async def _prepare_engine(self) -> None:
         """The local engine, not yet started; with a recipe that replaces whole weights, its way in and a second engine too."""
         settings = self.settings
-        whole = self.recipe is not None and pushes_whole_weights(settings.trainer)
+        trains = any(member.surface is Surface.WEIGHTS for member in self.members)
+        whole = trains and pushes_whole_weights(settings.trainer)
         self.engine = LocalEngine(
             settings.engine,
             self.home,
             push_wait_s=settings.reef.push_wait_s,
             environ=os.environ,
             push=self._push if whole else None,
+            trainer=settings.trainer,
         )
         self._exits.push_async_callback(self.engine.stop)
         await self.engine.prepare()
@@ -234,34 +244,15 @@ class Stack:
             self.shadow = self.engine.shadow()
             self._exits.push_async_callback(self.shadow.stop)
 
-    async def _push(self, directory: Path, label: str) -> None:
+    async def _push(self, directory: Path, label: str, held: Held | None) -> None:
         assert self.trainer is not None and self.engine is not None
-        phases = await push_weights(self.trainer, self.engine.urls, directory, label)
+        phases = await push_weights(self.trainer, self.engine.urls, directory, label, held)
         logger.info("pushed %s: %s", label, dict(phases))
 
-    def _build_worker(self, recipe: Recipe) -> None:
-        check_recipe(recipe, self.engine)
-        if self.evolved is None:
-            assert self.engine is not None
-            self.trainer = make_trainer(self.settings, recipe, self.engine, self.home)
-        training = self.evolved.training if self.evolved else self.trainer
-        assert training is not None
-        parts = Parts(
-            self.log,
-            self.releases,
-            self.publisher,
-            self._answering(),
-            self.evaluations.suite,
-            self.bench,
-            training,
-            self.clock,
-            self.home,
-            self.engine.chat if self.engine else None,
-            self.evolved.evaluating if self.evolved else None,
-        )
+    def _build_worker(self, suite: Suite | None) -> None:
+        self.worker = open_worker(self, suite)
         self.tracking = Tracking(self.log, self.home.metrics, self.settings.telemetry.trackers)
         self._exits.callback(self.tracking.close)
-        self.worker = make_worker(self.settings, recipe, parts)
         self.log.subscribe(self._wake_learning(self.worker))
 
     def _wake_learning(self, worker: LearningWorker) -> Any:
@@ -294,7 +285,7 @@ class Stack:
         self._exits.push_async_callback(backend.close)
         wishes = self.evolved.wishes if self.evolved else None
         queue = wishes.edit if wishes else None
-        harness = open_harness(self.settings, self.harness, self.releases, self.publisher, self.recipe, queue)
+        harness = open_harness(self.settings, self.harness, self.releases, self.publisher, queue)
         deps = Deps(
             settings=reef,
             engine_kind=self.settings.engine.kind,
@@ -368,17 +359,17 @@ class Stack:
         return (await self.worker.request_gate(scenario)).id
 
     def _contract(self, _scenario: str) -> Mapping[str, Any]:
-        """What the recipe says of itself, for `GET /reef/scenarios/{s}/contract`."""
-        assert self.recipe is not None
-        recipe, settings = self.recipe, asdict(self.recipe.settings)
-        return {"surface": recipe.surface, "cadence": recipe.cadence, "title": recipe.title, "settings": settings}
+        """What the recipes say of themselves, for `GET /reef/scenarios/{s}/contract`."""
+        told = [contract_of(member) for member in self.members]
+        return told[0] if len(told) == 1 else {"title": getattr(self.recipe, "title", ""), "members": told}
 
-    async def _mirror(self, head: Release) -> None:
-        """Push a chain whose head moved to `storage.remote`; a remote that is away is tried again with the next look."""
+    async def _mirror(self, scenario: str) -> None:
+        """Push a chain that grew to `storage.remote`; a remote that is away is tried again with the next look."""
         remote = self.settings.storage.remote
-        if remote is not None and self._mirrored.get(head.scenario) != head.release_id:
-            await asyncio.to_thread(self.releases.push, remote, [head.scenario])
-            self._mirrored[head.scenario] = head.release_id
+        tip = await asyncio.to_thread(self.releases.tip, scenario) if remote is not None else None
+        if remote is not None and tip is not None and self._mirrored.get(scenario) != tip.release_id:
+            await asyncio.to_thread(self.releases.push, remote, [scenario])
+            self._mirrored[scenario] = tip.release_id
 
     async def _follow(self) -> None:
         """Serve heads that an offline command or another process moved."""
@@ -386,8 +377,8 @@ class Stack:
             await asyncio.sleep(FOLLOW_EVERY_S)
             for row in self.log.scenarios.list():
                 try:
-                    head = await self.publisher.follow(row.name)
-                    await self._mirror(head)
+                    await self.publisher.follow(row.name)
+                    await self._mirror(row.name)
                 except ReefError as error:
                     logger.warning("scenario %s: %s", row.name, error)
 

@@ -125,7 +125,7 @@ class ReefApp(App[int]):
         return next((row for row in self.snapshot.releases if row.release_id == key), None)
 
     def _ask_move(self, verb: str, target: ReleaseRow) -> None:
-        scenario, head = self.snapshot.selected, self.snapshot.head()
+        scenario, head = self.snapshot.selected, self.snapshot.replaced_by(target)
         if scenario is None or head is None:
             return
         facts = (

@@ -79,20 +79,27 @@ class Snapshot:
         """The selected scenario's row."""
         return next((row for row in self.scenarios if row.name == self.selected), None)
 
-    def head(self) -> ReleaseRow | None:
-        return next((row for row in self.releases if row.current), None)
+    def head(self, surface: str | None = None) -> ReleaseRow | None:
+        """The release at a surface's head, the creation release before there is one; without a surface what moved last."""
+        heads = [row for row in self.releases if row.current and surface in (None, row.surface)]
+        return next(iter(heads), None) or next((row for row in self.releases if row.operation == "creation"), None)
+
+    def replaced_by(self, target: ReleaseRow) -> ReleaseRow | None:
+        """The head that a move to `target` replaces."""
+        return self.head(None if target.operation == "creation" else target.surface)
 
     def held(self) -> ReleaseRow | None:
         """The newest release that waits for a person."""
         return next((row for row in self.releases if row.pending), None)
 
     def previous(self) -> ReleaseRow | None:
-        """What a rollback goes back to by default: the nearest earlier content of the head's surface."""
+        """What a rollback goes back to by default: the nearest earlier content of the surface that moved last."""
         head = self.head()
         if head is None:
             return None
         earlier = self.releases[self.releases.index(head) + 1 :]
-        usable = (row for row in earlier if not row.pending and row.restorable and row.surface == head.surface)
+        own = (row for row in earlier if row.surface == head.surface or row.operation == "creation")
+        usable = (row for row in own if not row.pending and row.restorable)
         return next((row for row in usable if row.content_id != head.content_id), None)
 
 

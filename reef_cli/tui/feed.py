@@ -120,7 +120,7 @@ class Feed:
 
     def _moved(self, scenarios: tuple[ScenarioRow, ...], selected: str) -> frozenset[str]:
         """A head that differs from the chain we know means that the chain must be read again."""
-        known = self._last.head()
+        known = self._last.head("weights")
         head = next((row.head for row in scenarios if row.name == selected), None)
         return frozenset({"release"}) if known is None or known.release_id != head else frozenset()
 

@@ -11,6 +11,7 @@ from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.releases.service import ReleaseService
 from tests.commands.runner import Reef, shell_at
 from tests.control.fake_reef import FakeReef
+from tests.learning.world import write_adapter
 
 
 def test_list_marks_head_and_held(reef: Reef) -> None:
@@ -100,7 +101,10 @@ def home(tmp_path: Path) -> Path:
 def test_offline_the_chain_is_read_from_the_repository(shell: Reef, home: Path) -> None:
     rows = shell("release", "list", "--json").json["releases"]
     assert [row["pending"] for row in rows] == [True, True, False, False]
-    assert [row["release_id"] for row in rows if row["current"]] == [rows[2]["release_id"]]
+    assert [(row["surface"], row["release_id"]) for row in rows if row["current"]] == [
+        ("harness", rows[2]["release_id"]),
+        ("weights", rows[3]["release_id"]),
+    ]
     assert set(rows[0]) >= {
         "release_id",
         "parent_release_id",
@@ -129,6 +133,29 @@ def test_offline_promote_and_rollback_make_new_releases(shell: Reef, home: Path)
     assert back["content_id"] == head["content_id"]
     assert shell("release", "gc", "--dry-run", "--json").json["dry_run"] is True
     assert shell("release", "gc").code == 2  # deletes, and there is no terminal to ask on
+
+
+def test_of_two_surfaces_the_one_meant_is_named(shell: Reef, home: Path, tmp_path: Path) -> None:
+    service = ReleaseService(home)
+    write_adapter(tmp_path / "adapter", 1)
+    adapter = service.store(tmp_path / "adapter", "lora")
+    draft = Draft(adapter.content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, "test")
+    weights = service.publish("default", draft, None)
+    rows = {row["release_id"]: row for row in shell("release", "list", "--json").json["releases"]}
+    (harness,) = [name for name, row in rows.items() if row["current"] and row["surface"] == "harness"]
+    refused = shell("rollback", "--yes", "--json")
+    assert refused.code == 2 and refused.json["error"]["code"] == "ambiguous_surface"
+    assert refused.json["error"]["details"]["heads"] == {"weights": weights.release_id, "harness": harness}
+    plan = shell("rollback", "--surface", "weights", "--dry-run", "--json").json
+    assert (plan["surface"], plan["head"], plan["release_id"][:3]) == ("weights", weights.release_id, "r0-")
+    done = shell("rollback", "--surface", "weights", "--yes", "--json").json["release"]
+    assert (done["surface"], done["kind"]) == ("weights", "base")
+    assert shell("rollback", harness, "--surface", "weights", "--yes").code == 2
+    again = shell("rollback", weights.release_id, "--yes", "--json").json
+    assert (again["head"], again["release"]["content_id"]) == (done["release_id"], weights.content_id)
+    bare = shell("rollback", plan["release_id"], "--expected-head", harness, "--yes", "--json").json
+    assert (bare["surface"], bare["release"]["kind"]) == ("harness", "base"), "the head that was seen says which"
+    assert shell("release", "verify").out == "default: sound\n"
 
 
 def test_two_promotes_racing_one_wins_the_other_exits_4_naming_the_head(shell: Reef, home: Path) -> None:

@@ -91,8 +91,8 @@ class FakePublishing:
         self._releases.create(scenario, self._base)
         return self.served(scenario)
 
-    def served(self, scenario: str) -> Release:
-        head = self._releases.head(scenario)
+    def served(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Release:
+        head = self._releases.head(scenario, surface)
         assert head is not None
         return head
 
@@ -108,9 +108,15 @@ class FakePublishing:
         return await asyncio.to_thread(self._releases.promote, scenario, release_id, expected_head, author)
 
     async def rollback(
-        self, scenario: str, release_id: ReleaseId | None, expected_head: ReleaseId | None, author: str
+        self,
+        scenario: str,
+        release_id: ReleaseId | None,
+        expected_head: ReleaseId | None,
+        author: str,
+        evidence: Mapping[str, Any] | None = None,
+        surface: Surface | None = None,
     ) -> Release:
-        return await asyncio.to_thread(self._releases.rollback, scenario, release_id, expected_head, author)
+        return await asyncio.to_thread(self._releases.rollback, scenario, release_id, expected_head, author, evidence, surface)
 
     async def resolve(self, scenario: str, pin: ReleaseId | None, session: str | None) -> Release:
         if pin is None:

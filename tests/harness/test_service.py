@@ -46,7 +46,7 @@ def publish(
     evidence: Mapping[str, Any] | None = None,
 ) -> Release:
     artifact = service.store(Tree.of(entries))
-    head = chain.head("s")
+    head = chain.head("s", Surface.HARNESS)
     if head is None:
         return chain.create("s", artifact)
     draft = Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "test", evidence or {})

@@ -21,6 +21,7 @@ def database() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:")
     jobs_schema.create(connection)
     jobs_schema.add_groups(connection)
+    jobs_schema.add_harness(connection)
     return connection
 
 

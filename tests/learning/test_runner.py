@@ -83,11 +83,11 @@ async def test_a_scenario_rests_after_a_failure_and_longer_after_each(world: Wor
     await world.step()
     await world.worker._turn()
     assert len(world.jobs()) == 1
-    first = world.worker._resting[SCENARIO]
+    first = world.worker._resting[SCENARIO, "plain"]
     await world.step()
-    assert len(world.jobs()) == 2 and world.worker._resting[SCENARIO] > first + 0.5
+    assert len(world.jobs()) == 2 and world.worker._resting[SCENARIO, "plain"] > first + 0.5
     world.worker.request_step(SCENARIO)
-    assert not world.worker._rests(SCENARIO)
+    assert not world.worker._rests((SCENARIO, "plain"))
 
 
 async def test_a_head_that_moved_meanwhile_loses_nothing(world: World) -> None:
@@ -268,7 +268,7 @@ def kill_at(world: World, number: int, *, after: bool) -> None:
 async def test_a_kill_at_any_transition_ends_the_job_exactly_once(tmp_path: Path, number: int, after: bool) -> None:
     world = await World(tmp_path).open()
     await world.exchange(), await world.exchange()
-    await world.worker._admit(SCENARIO)
+    await world.lane.admit(SCENARIO)
     kill_at(world, number, after=after)
     with pytest.raises(Killed):
         await world.step()
@@ -319,15 +319,20 @@ async def test_what_was_made_to_judge_a_candidate_never_trains(world: World) -> 
     assert world.reasons()[0] == "trial" and world.states() == ["refused", "consumed", "consumed"]
 
 
-async def test_a_step_over_a_harness_starts_from_the_base_weights(world: World, tmp_path: Path) -> None:
+async def test_a_harness_beside_the_weights_changes_nothing_of_a_step(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "tree"
     folder.mkdir()
     (folder / "tree.json").write_text("{}")
     tree = world.releases.store(folder, "harness")
     start = world.publisher.served(SCENARIO)
     draft = Draft(tree.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "user")
-    head = await world.publisher.publish(SCENARIO, draft, start.release_id)
-    await world.exchange(release=head), await world.exchange(release=head)
+    harness = await world.publisher.publish(SCENARIO, draft, start.release_id)
+    await world.exchange(), await world.exchange()
     await world.step()
-    assert world.trainer.bases == [(head.release_id, None)]
-    assert world.publisher.served(SCENARIO).kind == "lora"
+    await world.exchange(), await world.exchange()
+    await world.step()
+    first, second = world.releases.list(SCENARIO)[1], world.releases.list(SCENARIO)[0]
+    assert [base for base, _ in world.trainer.bases] == [start.release_id, first.release_id]
+    assert world.publisher.served(SCENARIO) == second and second.evidence["harness"] == harness.content_id
+    assert world.publisher.served(SCENARIO, Surface.HARNESS) == harness
+    assert [release.release_id.split("-")[0] for release in (first, second)] == ["r2", "r3"]

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,9 @@ from reef_cli.core.types import (
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.learning.cadence import Policy
 from reef_cli.learning.contract import ProgramSpec, RecipeSettings, Refusal, Tools
+from reef_cli.learning.lanes import Lane
 from reef_cli.learning.runner import Runner
-from reef_cli.learning.worker import LearningWorker, WorkerSettings
+from reef_cli.learning.worker import LearningWorker
 from reef_cli.releases.base import upstream_artifact
 from reef_cli.releases.service import ReleaseService
 from reef_cli.supervisor.publisher import Publisher
@@ -191,17 +193,18 @@ class World:
             clock=clock,
             tools=self.tools,
         )
-        self.worker = LearningWorker(
+        self.lane = Lane(
             log=self.log,
             releases=self.releases,
             publishing=self.publisher,
             recipe=self.recipe,
             runner=self.runner,
             cadence=self.policy.cadence,
-            settings=WorkerSettings(gate_idle_s=0.0),
             clock=clock,
-            tools=self.tools,
+            tools=self.tools or Tools(),
+            gate_idle_s=0.0,
         )
+        self.worker = LearningWorker(log=self.log, publishing=self.publisher, lanes=[self.lane], clock=clock)
         await self.log.scenarios.ensure(SCENARIO, "plain")
         await self.publisher.open(SCENARIO)
         return self
@@ -239,7 +242,7 @@ class World:
             Inference(
                 id=receipt,
                 scenario=SCENARIO,
-                created_at=1.0,
+                created_at=time.time(),
                 dialect="chat",
                 model="m",
                 request=b'{"messages":[]}',

@@ -33,11 +33,11 @@ def contents(service, tree):
 
 
 def test_a_scenario_begins_with_its_creation_release(service, contents):
-    assert service.head("s") is None and service.list("s") == []
+    assert service.head("s", Surface.HARNESS) is None and service.list("s") == []
     r0 = service.create("s", contents[0], {"why": "first request"})
     assert (r0.step, r0.operation, r0.parent_release_id, r0.surface) == (0, Operation.CREATION, None, Surface.HARNESS)
     assert r0.gated and r0.restorable and not r0.pending and r0.evidence == {"why": "first request"}
-    assert service.create("s", contents[1]) == r0 == service.head("s")
+    assert service.create("s", contents[1]) == r0 == service.head("s", Surface.HARNESS)
     assert service.scenarios() == ["s"]
 
 
@@ -48,7 +48,7 @@ def test_publish_appends(service, contents, draft):
     facts = draft(contents[1], evidence=evidence, job_id="j1", release_id=wanted, gated=True)
     r1 = service.publish("s", facts, r0.release_id)
     assert r1.release_id == wanted and r1.step == 1 and r1.parent_release_id == r0.release_id and r1.job_id == "j1"
-    assert service.list("s") == [r1, r0] and service.head("s") == r1
+    assert service.list("s") == [r1, r0] and service.head("s", Surface.HARNESS) == r1
     assert service.get("s", r1.release_id).evidence == evidence
     manifest = json.loads(git(service, "show", "refs/reef/s/head:manifest.json"))
     assert manifest["evidence"]["records"] == ["a", "b"] and manifest["parent_release_id"] == r0.release_id
@@ -95,7 +95,7 @@ def test_evidence_must_be_json(service, contents, draft):
     for bad in ({"x": float("nan")}, {"x": object()}):
         with pytest.raises(InvalidRequest, match="finite"):
             service.publish("s", draft(contents[1], evidence=bad), r0.release_id)
-    assert service.head("s") == r0
+    assert service.head("s", Surface.HARNESS) == r0
 
 
 def test_rollback_keeps_history(service, contents, draft):
@@ -117,10 +117,10 @@ def test_rollback_goes_to_the_nearest_other_content_of_the_surface(service, cont
     r0 = service.create("s", contents[0])
     r1 = service.publish("s", draft(contents[1]), r0.release_id)
     weights = service.store(adapter(), "lora")
-    service.publish("s", draft(weights), r1.release_id)
-    again = service.publish("s", draft(contents[1]), None)
-    assert service.rollback("s").content_id == r0.content_id
-    assert again.step == 3
+    service.publish("s", draft(weights), r0.release_id)
+    again = service.publish("s", draft(contents[1]), r1.release_id)
+    assert again.step == 3 and again.content_id == r1.content_id
+    assert service.rollback("s", expected_head=again.release_id).content_id == r0.content_id
     with pytest.raises(ConflictError, match="no earlier content"):
         service.create("lonely", contents[0])
         service.rollback("lonely")
@@ -129,7 +129,7 @@ def test_rollback_goes_to_the_nearest_other_content_of_the_surface(service, cont
 def test_a_held_candidate_waits_and_is_promoted_once(service, contents, draft):
     r0 = service.create("s", contents[0])
     held = service.hold("s", draft(contents[1], evidence={"candidate_mean": 0.9}, gated=True), r0.release_id)
-    assert held.pending and service.head("s") == r0
+    assert held.pending and service.head("s", Surface.HARNESS) == r0
     assert service.list("s") == [held, r0] and service.get("s", held.release_id) == held
     with pytest.raises(NotRestorable):
         service.rollback("s", held.release_id)
@@ -139,7 +139,7 @@ def test_a_held_candidate_waits_and_is_promoted_once(service, contents, draft):
     assert promoted.release_id != held.release_id and promoted.content_id == held.content_id
     assert (promoted.operation, promoted.source_release_id, promoted.gated) == (Operation.PROMOTE, held.release_id, True)
     assert promoted.evidence == {"candidate_mean": 0.9}
-    assert service.list("s") == [promoted, r0] and service.head("s") == promoted
+    assert service.list("s") == [promoted, r0] and service.head("s", Surface.HARNESS) == promoted
     with pytest.raises(NotPending) as again:
         service.promote("s", held.release_id)
     assert again.value.details["release_id"] == promoted.release_id
@@ -175,17 +175,17 @@ def test_other_instances_see_every_write_at_once(service, contents, draft):
     r0 = service.create("s", contents[0])
     assert other.list("s") == [r0]
     r1 = other.publish("s", draft(contents[1]), r0.release_id)
-    assert service.list("s") == [r1, r0] and service.head("s") == r1
+    assert service.list("s") == [r1, r0] and service.head("s", Surface.HARNESS) == r1
     git(service, "pack-refs", "--all")
     r2 = service.publish("s", draft(contents[2]), r1.release_id)
-    assert other.head("s") == r2 and other.list("s") == [r2, r1, r0]
+    assert other.head("s", Surface.HARNESS) == r2 and other.list("s") == [r2, r1, r0]
 
 
 def test_archiving_frees_the_name(service, contents, draft):
     r0 = service.create("s", contents[0])
     r1 = service.publish("s", draft(contents[1]), r0.release_id)
     kept = service.archive("s")
-    assert service.list("s") == [] and service.head("s") is None
+    assert service.list("s") == [] and service.head("s", Surface.HARNESS) is None
     assert git(service, "rev-parse", f"{kept}/head").strip() == r1.commit
     fresh = service.create("s", contents[2])
     assert service.list("s") == [fresh]
@@ -233,7 +233,7 @@ def test_a_lock_left_by_a_killed_git_does_not_stop_the_chain(service, contents, 
     old = time.time() - 60
     os.utime(lock, (old, old))
     r1 = service.publish("s", draft(contents[1]), r0.release_id)
-    assert service.head("s") == r1 and not lock.exists()
+    assert service.head("s", Surface.HARNESS) == r1 and not lock.exists()
 
 
 def test_a_fresh_foreign_lock_is_waited_for(service, contents, draft):

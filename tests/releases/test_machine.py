@@ -1,7 +1,8 @@
 """A state machine over two service instances on one repository: whatever the order and wherever one dies, the promises hold.
 
-The invariants of the design it defends: 3 (append-only, compare-and-swap), 6 (a crash at any write leaves the last good state
-or the new one; compaction included), 7 (a held candidate changes nothing that is served), 11 (there is always a way back).
+Weights and harness move past each other in it. The invariants of the design it defends: 3 (append-only, compare-and-swap), 6 (a
+crash at any write leaves the last good state or the new one; compaction included), 7 (a held candidate changes nothing that is
+served), 11 (there is always a way back).
 """
 
 import random
@@ -16,15 +17,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from reef_cli.core.errors import ConflictError, HeadMoved, NotRestorable
-from reef_cli.core.types import Draft, Operation, Surface
+from reef_cli.core import surfaces
+from reef_cli.core.errors import AmbiguousSurface, ConflictError, HeadMoved, NotRestorable
+from reef_cli.core.types import Draft, Operation, Release, Surface
 from reef_cli.releases import Keep, ReleaseService
-from reef_cli.releases.collect import kept_of, previous_content
+from reef_cli.releases.collect import kept_of
 from reef_cli.releases.routing import EMPTY, HEAD, NO_POLICY, Policy
 from tests.releases.conftest import write_safetensors
 
 SIDE = st.integers(0, 1)
 CONTENT = st.integers(0, 3)
+SURFACE = st.sampled_from(surfaces.EVOLVING)
 NOISE = random.Random(0).randbytes(110_000)
 WRITES = (
     ("_git", "blobs"),
@@ -70,6 +73,7 @@ class ChainMachine(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="reef-machine-"))
         self.sides = [ReleaseService(self.home / "home"), ReleaseService(self.home / "home")]
         self.chain: list[str] = []
+        self.surface: dict[str, Surface] = {}
         self.held: dict[str, str] = {}
         self.policies: list[tuple[str, Policy]] = []
 
@@ -84,52 +88,91 @@ class ChainMachine(RuleBasedStateMachine):
             write_safetensors(folder / "model.safetensors", {"w": NOISE[:-8] + bytes(8 - index) + bytes([1]) * index})
             self.folders.append(folder)
         self.bytes = {(folder / "model.safetensors").read_bytes() for folder in self.folders}
+        self.trees = [self.home / f"harness{index}" for index in range(4)]
+        for index, folder in enumerate(self.trees):
+            folder.mkdir()
+            (folder / "AGENTS.md").write_text(f"harness {index}")
         release = self.sides[0].create("s", self.sides[0].store(self.folders[0], "checkpoint"))
         self.chain = [release.release_id]
         for content in (1, 2, 3):
-            self.publish(0, content)
+            self.publish(0, content, Surface.WEIGHTS)
 
-    def draft(self, side: int, content: int) -> Draft:
-        artifact = self.sides[side].store(self.folders[content], "checkpoint")
-        return Draft(artifact.content_id, "checkpoint", Surface.WEIGHTS, Operation.TRAINING, "machine", gated=content == 3)
+    def draft(self, side: int, content: int, surface: Surface = Surface.WEIGHTS) -> Draft:
+        kind, folders = ("checkpoint", self.folders) if surface is Surface.WEIGHTS else ("harness", self.trees)
+        artifact = self.sides[side].store(folders[content], kind)
+        return Draft(artifact.content_id, kind, surface, Operation.TRAINING, "machine", gated=content == 3)
 
-    @rule(side=SIDE, content=CONTENT)
-    def publish(self, side: int, content: int) -> None:
-        release = self.sides[side].publish("s", self.draft(side, content), self.chain[0])
+    def lane(self, surface: Surface) -> list[str]:
+        """What stood at a surface's head, newest first; the creation release last."""
+        return [name for name in self.chain[:-1] if self.surface[name] is surface] + self.chain[-1:]
+
+    def appended(self, release: Release, surface: Surface) -> None:
+        assert release.surface is surface and release.parent_release_id == self.chain[0]
+        self.surface[release.release_id] = surface
         self.chain.insert(0, release.release_id)
 
-    @rule(side=SIDE, content=CONTENT, age=st.integers(1, 5))
-    def publish_stale(self, side: int, content: int, age: int) -> None:
-        if age < len(self.chain):
+    @rule(side=SIDE, content=CONTENT, surface=SURFACE)
+    def publish(self, side: int, content: int, surface: Surface) -> None:
+        release = self.sides[side].publish("s", self.draft(side, content, surface), self.lane(surface)[0])
+        self.appended(release, surface)
+
+    @rule(side=SIDE, content=CONTENT, age=st.integers(1, 5), surface=SURFACE)
+    def publish_stale(self, side: int, content: int, age: int, surface: Surface) -> None:
+        lane = self.lane(surface)
+        if age < len(lane):
             try:
-                self.sides[side].publish("s", self.draft(side, content), self.chain[age])
+                self.sides[side].publish("s", self.draft(side, content, surface), lane[age])
             except HeadMoved as lost:
-                assert lost.details["head"] == self.chain[0]
+                assert lost.details["head"] == lane[0]
             else:
                 raise AssertionError("a stale publisher won")
 
-    @rule(side=SIDE, content=CONTENT)
-    def hold(self, side: int, content: int) -> None:
-        release = self.sides[side].hold("s", self.draft(side, content), None)
+    @rule(side=SIDE, content=CONTENT, surface=SURFACE)
+    def publish_after_the_other_surface_moved(self, side: int, content: int, surface: Surface) -> None:
+        """The other side read the chain before; a move of the other surface in between costs it nothing."""
+        stale = self.sides[1 - side]._chains.read("s")
+        other = next(name for name in surfaces.EVOLVING if name is not surface)
+        self.publish(side, content, other)
+        self.appended(self.sides[1 - side]._append(stale, self.draft(1 - side, content, surface)), surface)
+
+    @rule(side=SIDE, content=CONTENT, surface=SURFACE)
+    def hold(self, side: int, content: int, surface: Surface) -> None:
+        release = self.sides[side].hold("s", self.draft(side, content, surface), None)
         self.held[release.release_id] = release.content_id
+        self.surface[release.release_id] = surface
 
     @rule(side=SIDE, data=st.data())
     def promote(self, side: int, data: st.DataObject) -> None:
         if self.held:
             chosen = data.draw(st.sampled_from(sorted(self.held)))
-            release = self.sides[side].promote("s", chosen, self.chain[0])
+            release = self.sides[side].promote("s", chosen, self.lane(self.surface[chosen])[0])
             assert release.content_id == self.held.pop(chosen)
-            self.chain.insert(0, release.release_id)
+            self.appended(release, self.surface[chosen])
 
-    @rule(side=SIDE, data=st.data())
-    def rollback(self, side: int, data: st.DataObject) -> None:
-        target = data.draw(st.one_of(st.none(), st.sampled_from(self.chain)))
+    @rule(side=SIDE, data=st.data(), surface=SURFACE)
+    def rollback(self, side: int, data: st.DataObject, surface: Surface) -> None:
+        target = data.draw(st.one_of(st.none(), st.sampled_from(self.lane(surface))))
         try:
-            release = self.sides[side].rollback("s", target)
+            release = self.sides[side].rollback("s", target, surface=surface)
         except (ConflictError, NotRestorable):
             assert target is None or not self.sides[side].get("s", target).restorable
         else:
-            self.chain.insert(0, release.release_id)
+            self.appended(release, surface)
+
+    @rule(side=SIDE, named=st.booleans())
+    def rollback_without_a_surface(self, side: int, named: bool) -> None:
+        target = self.chain[-1] if named else None
+        own = surfaces.moved(self.sides[side].list("s"))
+        try:
+            release = self.sides[side].rollback("s", target)
+        except AmbiguousSurface as refused:
+            assert len(own) == 2
+            assert refused.details["heads"] == {str(surface): self.lane(surface)[0] for surface in own}
+        except ConflictError:
+            assert len(own) == 1
+        else:
+            assert len(own) == 1
+            self.appended(release, own[0])
 
     @rule(side=SIDE, latest=st.one_of(st.none(), st.integers(1, 2)), gated=st.booleans(), dry=st.booleans())
     def collect(self, side: int, latest: int | None, gated: bool, dry: bool) -> None:
@@ -182,17 +225,19 @@ class ChainMachine(RuleBasedStateMachine):
         at=st.integers(0, 9),
         after=st.booleans(),
         content=CONTENT,
+        surface=SURFACE,
         act=st.sampled_from(("publish", "hold", "promote", "rollback", "route", "compact")),
     )
-    def die(self, side: int, at: int, after: bool, content: int, act: str) -> None:
+    def die(self, side: int, at: int, after: bool, content: int, surface: Surface, act: str) -> None:
         """One side dies somewhere in an action and starts anew; what it did is there wholly or not at all."""
         doom(self.sides[side], at, after)
         with suppress(Died, ConflictError):
-            self.act(side, act, content)
+            self.act(side, act, content, surface)
         self.sides[side] = ReleaseService(self.home / "home")
         listed = self.sides[side].list("s")
         fresh = [release.release_id for release in listed if not release.pending]
         assert fresh in (self.chain, [fresh[0], *self.chain])
+        self.surface |= {release.release_id: release.surface for release in listed}
         assert {name: content for name, content in self.held.items() if name not in self.pending(listed)}.keys() <= {
             release.source_release_id for release in listed[:5] if release.operation is Operation.PROMOTE
         }
@@ -205,14 +250,14 @@ class ChainMachine(RuleBasedStateMachine):
             (n, known[n] if n in known else self.sides[side].policy(self.sides[side].get("s", n))) for n in policies
         ]
 
-    def act(self, side: int, act: str, content: int) -> None:
+    def act(self, side: int, act: str, content: int, surface: Surface) -> None:
         service = self.sides[side]
         if act in ("publish", "hold"):
-            getattr(service, act)("s", self.draft(side, content), None)
+            getattr(service, act)("s", self.draft(side, content, surface), None)
         elif act == "promote" and self.held:
             service.promote("s", sorted(self.held)[0])
         elif act == "rollback":
-            service.rollback("s")
+            service.rollback("s", surface=surface)
         elif act == "compact":
             service.compact(idle_s=0.0)
         elif act == "route":
@@ -233,10 +278,11 @@ class ChainMachine(RuleBasedStateMachine):
     @invariant()
     def there_is_always_a_way_back(self) -> None:
         if self.chain:
-            listed = [release for release in self.sides[0].list("s") if not release.pending]
-            target = previous_content(listed)
-            assert (target is None) == (len({release.content_id for release in listed}) == 1)
-            assert target is None or target.restorable
+            for surface in surfaces.EVOLVING:
+                lane = surfaces.lane(self.sides[0].list("s"), surface)
+                target = surfaces.previous_content(lane)
+                assert (target is None) == (len({release.content_id for release in lane}) == 1)
+                assert target is None or target.restorable
 
     @invariant()
     def both_sides_tell_the_same_append_only_story(self) -> None:
@@ -246,13 +292,17 @@ class ChainMachine(RuleBasedStateMachine):
                 assert [release.release_id for release in listed if not release.pending] == self.chain
                 assert {release.release_id for release in listed if release.pending} == set(self.held)
                 assert [release.step for release in listed if not release.pending] == list(range(len(self.chain)))[::-1]
-                head = service.head("s")
-                assert head is not None and head.release_id == self.chain[0] and head.restorable
+                tip = service.tip("s")
+                assert tip is not None and tip.release_id == self.chain[0]
+                for surface in surfaces.EVOLVING:
+                    head = service.head("s", surface)
+                    assert head is not None and head.release_id == self.lane(surface)[0] and head.restorable
 
     def teardown(self) -> None:
         problems = self.sides[0].verify("s") if self.chain else []
         for release in self.sides[0].list("s") if self.chain else ():
-            folder = self.sides[0].directory(release.content_id) if release.restorable else None
+            restorable = release.restorable and release.kind == "checkpoint"
+            folder = self.sides[0].directory(release.content_id) if restorable else None
             assert folder is None or any((folder / "model.safetensors").read_bytes() == known for known in self.bytes)
         shutil.rmtree(self.home)
         assert {problem.kind for problem in problems} <= {"dropped"}

@@ -22,7 +22,7 @@ from reef_cli.releases import ReleaseService
 from reef_cli.releases.routing import HEAD, Policy
 
 service, source, count, tell = ReleaseService(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-head, published, number = service.head("s").release_id, 0, 0
+head, published, number = service.head("s", Surface.HARNESS).release_id, 0, 0
 while published < count:
     number += 1
     (source / "AGENTS.md").write_text(f"{tell} {number}")
@@ -84,7 +84,7 @@ def test_two_processes_race_and_every_win_is_in_one_line(tmp_path):
 
 def test_threads_with_one_expectation_have_one_winner(tmp_path):
     service = seeded(tmp_path)
-    head = service.head("s")
+    head = service.head("s", Surface.HARNESS)
     results: list[object] = []
     barrier = threading.Barrier(6)
 
@@ -102,7 +102,7 @@ def test_threads_with_one_expectation_have_one_winner(tmp_path):
     for thread in threads:
         thread.join()
     (winner,) = [result for result in results if not isinstance(result, HeadMoved)]
-    assert service.head("s") == winner and len(service.list("s")) == 2
+    assert service.head("s", Surface.HARNESS) == winner and len(service.list("s")) == 2
     assert {lost.details["head"] for lost in results if isinstance(lost, HeadMoved)} == {winner.release_id}
 
 
@@ -126,7 +126,7 @@ def test_kill_at_any_moment_leaves_a_valid_chain_with_all_that_was_acknowledged(
         named = fresh.policy(fresh.head("s", Surface.ROUTING)).named
         assert named <= {release.release_id for release in listed}, "a policy never names what is not there"
         fresh.publish("s", Draft(listed[-1].content_id, "harness", Surface.HARNESS, Operation.TRAINING, "after"), None)
-        acknowledged.append(fresh.head("s").release_id)
+        acknowledged.append(fresh.head("s", Surface.HARNESS).release_id)
     service.gc(dry_run=False, keep=Keep(grace_s=0.0))
     assert list((service.repo / "lfs" / "tmp").iterdir()) == [] and list((service.repo / "reef-tmp").iterdir()) == []
     assert service.verify("s") == []

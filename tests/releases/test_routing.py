@@ -11,6 +11,7 @@ from reef_cli.core.errors import HeadMoved, InvalidRequest, NotRestorable, Relea
 from reef_cli.core.ids import ReleaseId
 from reef_cli.core.types import Operation, Surface
 from reef_cli.releases import Keep, ReleaseService
+from reef_cli.releases.base import upstream_artifact
 from reef_cli.releases.routing import EMPTY, HEAD, NO_POLICY, Auto, Policy, parse, read
 
 A, B = ReleaseId("r1-aaaaaaaa"), ReleaseId("r2-bbbbbbbb")
@@ -148,8 +149,8 @@ def test_racing_policies_have_one_winner_and_unknown_releases_none(service, tree
 
 def test_the_collector_keeps_what_a_policy_names(service, tree, draft):
     big = [service.store(tree({"big": bytes([mark]) * 200_000}), "harness") for mark in range(4)]
-    chain = [service.create("s", big[0])]
-    chain += [service.publish("s", draft(content), None) for content in big[1:3]]
+    service.create("s", upstream_artifact("http://u", "m"))
+    chain = [service.publish("s", draft(content), None) for content in big[:3]]
     held = service.hold("s", draft(big[3]), None)
     keep = Keep(latest=1, gated=False, grace_s=0.0)
     service.publish("s", draft(big[2]), None)

@@ -16,7 +16,7 @@ from reef_cli.core.errors import InvalidRequest, ReleaseNotFound, SuiteNotFound
 from reef_cli.core.types import Release
 from reef_cli.evaluation import Suite
 from reef_cli.evaluation.asking import Bench
-from reef_cli.supervisor.evaluations import TOGETHER, Evaluations
+from reef_cli.supervisor.evaluations import TOGETHER, Asked, Evaluations
 from tests.evaluation.conftest import Scripted
 from tests.learning.world import SCENARIO
 from tests.supervisor.test_publisher import Setting
@@ -40,7 +40,7 @@ def rising(name: str, question: str, sampling: object) -> str:
 def evaluations(setting: Setting, answering: Scripted, suite: Suite | None = None, **settings: object) -> Evaluations:
     chosen = EvaluationSettings(**{"concurrency": 4, **settings})  # type: ignore[arg-type]
     folder = setting.home / "evaluations"
-    return Evaluations(answering, setting.publisher, chosen, suite, Bench(), setting.releases, folder)
+    return Evaluations(Asked(answering, suite), setting.publisher, chosen, Bench(), setting.releases, folder)
 
 
 @pytest.fixture

@@ -86,16 +86,20 @@ def test_a_proposal_becomes_the_harness_in_force(server: Server) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "release_not_found")
 
 
-def test_inference_goes_on_behind_a_harness_and_names_its_release(server: Server, provider: Upstream) -> None:
+def test_inference_goes_on_beside_a_harness_and_names_the_weights(server: Server, provider: Upstream) -> None:
     before = ask(server, "s2")
     made = propose(server, "s2", create(RULES))
-    after = ask(server, "s2")
+    after = ask(server, "s2", **{"x-reef-tag-harness": made["release_id"]})
     assert after.json()["choices"][0]["message"]["content"] == provider.text
-    assert after.headers["x-reef-release-id"] == made["release_id"] != before.headers["x-reef-release-id"]
+    assert after.headers["x-reef-release-id"] == before.headers["x-reef-release-id"] != made["release_id"]
     record = server.get(f"/reef/scenarios/s2/records/{after.headers['x-reef-agent-record-id']}")
-    assert record["release_id"] == made["release_id"]
-    pinned = ask(server, "s2", **{"x-reef-release-id": before.headers["x-reef-release-id"]})
-    assert pinned.headers["x-reef-release-id"] == before.headers["x-reef-release-id"]
+    assert record["release_id"] == before.headers["x-reef-release-id"]
+    assert record["tags"]["harness"] == made["release_id"], "the agent says which harness it worked with"
+    (row,) = [row for row in server.get("/reef/scenarios")["scenarios"] if row["name"] == "s2"]
+    assert row["heads"] == {"weights": row["head"], "harness": made["release_id"]}
+    client = server.client(**{"x-reef-scenario": "s2", "x-reef-release-id": made["release_id"]})
+    refused = client.post("/v1/chat/completions", json=server.body("hello"))
+    assert refused.status_code == 409 and refused.json()["error"]["code"] == "release_not_servable", refused.text
 
 
 def test_rollback_takes_the_first_harness_away_again(server: Server) -> None:
@@ -252,8 +256,9 @@ def test_pipe_install_run_report_and_the_next_release(server: Server, provider: 
     assert (ran.returncode, ran.stdout.strip()) == (0, provider.text), ran.stderr
     assert "HOUSE-RULE" in json.dumps(provider.seen[-1].body) and provider.seen[-1].body["model"] == "stub-model"
     record = server.get("/reef/scenarios/life/records", order="newest", limit=1)["records"][0]
-    assert record["kind"] == "inference" and record["release_id"] == first["release_id"]
+    assert record["kind"] == "inference" and record["release_id"].startswith("r0-")
     whole = server.get(f"/reef/scenarios/life/records/{record['id']}")
+    assert whole["tags"]["harness"] == first["release_id"]
     assert whole["tags"]["client"] == "reef-native" and whole["session"] == whole["tags"]["session"]
 
     reported = wrapper("report", "--score", "1", "--feedback", "good")
@@ -337,22 +342,24 @@ def test_harness_behind_an_embedded_engine_survives_a_restart(tiny_model: Path, 
         before = server.greedy()
         made = propose(server, "default", create(RULES))
         reply = server.ask()
-        assert (reply.headers["x-reef-release-id"], reply.headers["x-reef-weight-version"]) == (made["release_id"], "base")
+        assert (reply.headers["x-reef-release-id"], reply.headers["x-reef-weight-version"]) == (server.head(), "base")
         assert server.greedy() == before
         assert server.stop() == 0
         server.start().ready()
-        assert server.head() == made["release_id"] and server.greedy() == before
+        assert server.head().startswith("r0-") and server.greedy() == before
+        assert read(server, "default")["release_id"] == made["release_id"]
         assert read(server, "default")["entries"] == [RULES]
 
 
 @pytest.mark.slow
-def test_a_scenario_that_trains_weights_refuses_proposals(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_scenario_that_trains_weights_takes_proposals_too(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"reef.recipe": "recipes.sao.recipe:SAORecipe", "evaluation.smoke_items": "0"}
     with serving(tmp_path / "h", tiny_model, **settings) as server:
-        error = propose(server, "default", create(RULES), 409)["error"]
-        assert error["code"] == "conflict" and "weights" in error["message"]
-        assert len(server.releases()) == 1
-        assert read(server, "default")["entries"] == []
+        weights = server.head()
+        made = propose(server, "default", create(RULES))
+        assert server.head() == weights == server.ask().headers["x-reef-release-id"], "the weights stay in service"
+        assert read(server, "default")["release_id"] == made["release_id"]
+        assert [(row["surface"], row["current"]) for row in server.releases()] == [("harness", True), ("weights", True)]
 
 
 def test_a_damaged_page_secret_is_named_at_the_start(provider: Upstream, tmp_path: Path) -> None:

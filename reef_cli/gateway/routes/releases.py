@@ -5,17 +5,18 @@ slow disk never holds up inference.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aiohttp import web
 
+from reef_cli.core import surfaces
 from reef_cli.core.errors import InvalidRequest, MissingDependency
-from reef_cli.core.types import Release
+from reef_cli.core.types import Release, Surface
 from reef_cli.gateway.answers import answer, release_view
 from reef_cli.gateway.bodies import only, read_object, text_field
 from reef_cli.gateway.context import author_of
-from reef_cli.gateway.deps import Route, deps_of
+from reef_cli.gateway.deps import Deps, Route, deps_of
 from reef_cli.gateway.lookup import find_release, path_scenario, release_field
 
 
@@ -24,16 +25,17 @@ async def list_releases(request: web.Request) -> web.Response:
     deps = deps_of(request)
     scenario = path_scenario(request).name
     chain = await asyncio.to_thread(deps.releases.list, scenario)
-    head = await asyncio.to_thread(deps.releases.head, scenario)
-    return answer({"scenario": scenario, "releases": [release_view(release, head) for release in chain]})
+    heads = surfaces.heads(chain)
+    told = {str(surface): release.release_id for surface, release in heads.items()}
+    views = [release_view(release, heads.values()) for release in chain]
+    return answer({"scenario": scenario, "heads": told, "releases": views})
 
 
 async def get_release(request: web.Request) -> web.Response:
     deps = deps_of(request)
     scenario = path_scenario(request).name
     release = await find_release(deps, scenario, request.match_info["release"])
-    head = await asyncio.to_thread(deps.releases.head, scenario)
-    return answer(release_view(release, head))
+    return answer(release_view(release, await _heads(deps, scenario)))
 
 
 async def diff_releases(request: web.Request) -> web.Response:
@@ -58,12 +60,23 @@ async def promote(request: web.Request) -> web.Response:
 
 
 async def rollback(request: web.Request) -> web.Response:
-    """Serve an earlier release's content again (the previous content by default) as a new release."""
+    """Serve an earlier release's content again (the previous content by default) as a new release.
+
+    `surface` says of which head, where neither the release nor `expected_head` does.
+    """
     deps = deps_of(request)
     scenario = path_scenario(request).name
-    body = await _body(request, ("release_id", "expected_head"))
+    body = await _body(request, ("release_id", "expected_head", "surface"))
     release_id, expected = release_field(body, "release_id"), release_field(body, "expected_head")
-    return _moved(await deps.publishing.rollback(scenario, release_id, expected, author_of(request)))
+    surface = _surface(body)
+    return _moved(await deps.publishing.rollback(scenario, release_id, expected, author_of(request), surface=surface))
+
+
+def _surface(body: Mapping[str, Any]) -> Surface | None:
+    name = text_field(body, "surface")
+    if name is not None and name not in surfaces.EVOLVING:
+        raise InvalidRequest(f"surface is one of {', '.join(surfaces.EVOLVING)}", param="surface")
+    return None if name is None else Surface(name)
 
 
 async def dismiss(request: web.Request) -> web.Response:
@@ -73,7 +86,11 @@ async def dismiss(request: web.Request) -> web.Response:
     release_id = release_field(await _body(request, ("release_id",)), "release_id", required=True)
     assert release_id is not None
     dismissed = await asyncio.to_thread(deps.releases.dismiss, scenario, release_id)
-    return answer(release_view(dismissed, await asyncio.to_thread(deps.releases.head, scenario)))
+    return answer(release_view(dismissed, await _heads(deps, scenario)))
+
+
+async def _heads(deps: Deps, scenario: str) -> Collection[Release]:
+    return (await asyncio.to_thread(deps.releases.heads, scenario)).values()
 
 
 async def evaluate(request: web.Request) -> web.Response:
@@ -120,7 +137,7 @@ async def _body(request: web.Request, fields: tuple[str, ...]) -> dict[str, Any]
 
 
 def _moved(head: Release) -> web.Response:
-    return answer(release_view(head, head))
+    return answer(release_view(head, (head,)))
 
 
 _BASE = "/reef/scenarios/{scenario}"

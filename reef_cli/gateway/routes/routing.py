@@ -71,7 +71,7 @@ async def _set(request: web.Request, policy: routing.Policy, expected: str | Non
     if deps.routing is None:
         raise _no_routing()
     release = await deps.routing.set(scenario, policy, expected, author_of(request))
-    return answer({"scenario": scenario, "policy": policy.wire(), "release": release_view(release, release)})
+    return answer({"scenario": scenario, "policy": policy.wire(), "release": release_view(release, (release,))})
 
 
 def _expected(body: Mapping[str, Any]) -> str | None:
@@ -85,7 +85,7 @@ def _expected(body: Mapping[str, Any]) -> str | None:
 def _policies(deps: Deps, scenario: str) -> list[dict[str, Any]]:
     chain: list[Release] = deps.releases.list(scenario, Surface.ROUTING)
     head = chain[0] if chain else None
-    return [{**release_view(release, head), "policy": deps.releases.policy(release).wire()} for release in chain]
+    return [{**release_view(release, (head,)), "policy": deps.releases.policy(release).wire()} for release in chain]
 
 
 def _no_routing() -> MissingDependency:

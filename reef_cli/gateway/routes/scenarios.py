@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from reef_cli.core.errors import InvalidRequest, JobOut, ReleaseNotFound
+from reef_cli.core.types import Surface
 from reef_cli.experience.model import Scenario
 from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import only, read_object, text_field
@@ -108,7 +109,8 @@ async def contract(request: web.Request) -> web.Response:
 
 def scenario_view(deps: Deps, row: Scenario) -> dict[str, Any]:
     """A scenario as lists show it. Blocking (reads the database and git); call it in a thread."""
-    head = deps.releases.head(row.name)
+    heads = deps.releases.heads(row.name)
+    head = heads.get(Surface.WEIGHTS)
     return {
         "name": row.name,
         "recipe": row.recipe,
@@ -117,6 +119,7 @@ def scenario_view(deps: Deps, row: Scenario) -> dict[str, Any]:
         "created_at": row.created_at,
         "head": None if head is None else head.release_id,
         "step": None if head is None else head.step,
+        "heads": {str(surface): release.release_id for surface, release in heads.items()},
         "counts": deps.log.counts(row.name),
     }
 
