@@ -15,6 +15,7 @@ app = new_app()
 class DemoOptions:
     """What a person may choose; None leaves it to the demo."""
 
+    recipe: str
     json: bool
     steps: int | None
     model: str | None
@@ -25,6 +26,7 @@ class DemoOptions:
 
 @app.command()
 def demo(
+    recipe: Annotated[str, typer.Option("--recipe", help="Which one learns: sao, openclawrl")] = "sao",
     json: Json = False,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Learning steps at most")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model name or folder")] = None,
@@ -35,4 +37,4 @@ def demo(
     """Watch a small model learn from a scripted user, be released and rolled back; takes minutes on two cores"""
     from reef_cli.demo import run
 
-    return int(run(DemoOptions(json=json, steps=steps, model=model, home=home, keep=keep, seed=seed)))
+    return int(run(DemoOptions(recipe=recipe, json=json, steps=steps, model=model, home=home, keep=keep, seed=seed)))

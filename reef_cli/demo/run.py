@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reef_cli.control.client import Client
-from reef_cli.core.errors import RecipeNotFound
+from reef_cli.demo.scenes import Scene, example_folder, scene
 from reef_cli.demo.server import Server
 from reef_cli.demo.show import Show, table
 from reef_cli.demo.user import Style, User
 from reef_cli.evaluation.suite import Suite
 
+__all__ = ["SCENARIO", "Options", "Result", "example_folder", "judge", "learn", "play", "run"]
+
 SCENARIO = "demo"
-STEPS = 12
-"""Batches after which the demo stops; SmolLM2-135M-Instruct is clearly better by then (recipes/sao/README.md)."""
+THREADS, BACKLOG = 8, 32
 
 
 class Options(Protocol):
     """What a person may choose; None leaves it to the demo."""
 
+    @property
+    def recipe(self) -> str: ...
     @property
     def json(self) -> bool: ...
     @property
@@ -72,11 +75,12 @@ class Result:
 
 def run(options: Options) -> int:
     """Show the demo; 0 when the model got better and the rollback restored its earlier answers."""
-    show = Show(quiet=options.json)
+    chosen = scene(options.recipe)
+    show = Show(quiet=options.json, curve=chosen.curve, share=chosen.share)
     home = options.home or Path(tempfile.mkdtemp(prefix="reef-demo-"))
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        result = play(home, show, steps=options.steps or STEPS, model=options.model, seed=options.seed or 0)
+        result = play(home, show, chosen, steps=options.steps, model=options.model, seed=options.seed or 0)
     finally:
         show.close()
         if options.home is None and not options.keep:
@@ -84,29 +88,35 @@ def run(options: Options) -> int:
     if options.json:
         print(json.dumps(asdict(result)))
     else:
-        table(result)
+        table(result, chosen)
         if options.home or options.keep:
             print(f"The home is kept: reef serve --reef.home {home}", file=sys.stderr)
     return 0 if result.after > result.before and result.same_tokens_after_rollback else 1
 
 
 def play(
-    home: Path, show: Show, *, steps: int, model: str | None = None, seed: int = 0, overrides: Mapping[str, str] | None = None
+    home: Path,
+    show: Show,
+    scene: Scene,
+    *,
+    steps: int | None = None,
+    model: str | None = None,
+    seed: int = 0,
+    overrides: Mapping[str, str] | None = None,
 ) -> Result:
     """Run the whole story once in `home`. `overrides` are further settings of the server."""
-    example = example_folder()
     started = time.monotonic()
     flags = {**({"engine.model": model} if model else {}), **(overrides or {})}
     show.phase("starting the server, the engine and the model")
-    server = Server(home, example / "demo.yaml", flags)
+    server = Server(home, scene.folder / "demo.yaml", flags)
     try:
         client = server.wait_ready(300.0, show.phase)
         client.post("/reef/scenarios", {"name": SCENARIO})
         before = _measure(client, show, "before learning")
-        user = User(
-            SCENARIO, Suite.load(example / "suite.jsonl").select("development").items, Style(8, 24, 1.0, 32), server.clone, seed
-        )
-        done, rewards = learn(client, user, show, steps)
+        items = Suite.load(scene.folder / "suite.jsonl").select("development").items
+        style = Style(THREADS, scene.max_tokens, scene.temperature, BACKLOG, scene.says)
+        user = User(SCENARIO, items, style, server.clone, seed)
+        done, rewards = learn(client, user, show, steps or scene.steps)
         gate = judge(client, show)
         after = _measure(client, show, "after learning")
         show.phase(f"rolling back to {before.release_id}")
@@ -114,19 +124,9 @@ def play(
         back = _measure(client, show, "after the rollback")
     finally:
         server.stop()
-    result = _result(before, after, back, done, rewards, user.asked, time.monotonic() - started)
+    shares = [round(scene.share(reward), 4) for reward in rewards]
+    result = _result(before, after, back, done, shares, user.asked, time.monotonic() - started)
     return replace(result, gate=gate)
-
-
-def example_folder() -> Path:
-    """The SAO recipe's example, in a checkout and in an installed wheel alike."""
-    import recipes
-
-    for root in recipes.__path__:
-        folder = Path(root) / "sao" / "examples" / "sao"
-        if (folder / "demo.yaml").is_file():
-            return folder
-    raise RecipeNotFound("The SAO recipe's example is missing.", hint="Reinstall Reef.")
 
 
 def learn(client: Client, user: User, show: Show, steps: int) -> tuple[int, list[float]]:

@@ -2,13 +2,15 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from reef_cli.demo.scenes import Scene
 
 if TYPE_CHECKING:
     from reef_cli.demo.run import Result
@@ -18,9 +20,10 @@ _EVERY_S = 5.0
 
 
 class Show:
-    """Progress on stderr. Thread-safe enough for one caller."""
+    """Progress on stderr. Thread-safe enough for one caller. `curve` names what rises, `share` says what a reward is of it."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, curve: str = "reward", share: Callable[[float], float] = float) -> None:
+        self._name, self._share = curve, share
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._live: Live | None = None
         self._phase = ""
@@ -43,8 +46,8 @@ class Show:
 
     def learning(self, done: int, steps: int, state: Mapping[str, Any], recent: float) -> None:
         """A look at the running job: step, phase, release, reward curve."""
-        rewards = [float(value) for value in state.get("rewards", [])]
-        self._curve = f"reward {sparkline(rewards)} {rewards[-1]:.2f}" if rewards else f"reward so far {recent:.2f}"
+        shares = [self._share(float(value)) for value in state.get("rewards", [])]
+        self._curve = f"{self._name} {sparkline(shares)} {shares[-1]:.2f}" if shares else f"{self._name} so far {recent:.2f}"
         head = state["head"]
         queued = state["counts"].get("queued", 0)
         self._phase = f"step {done}/{steps}   release {head}   {state['state']} {state.get('phase', '')}   {queued} waiting"
@@ -72,10 +75,11 @@ def sparkline(values: list[float], width: int = 40) -> str:
     return "".join(_BARS[min(7, max(0, int(value * 8)))] for value in values[-width:])
 
 
-def table(result: "Result") -> None:
+def table(result: "Result", scene: Scene) -> None:
     """The end table: score, release and one sample answer before, after and after the rollback."""
     console = Console(file=sys.stdout, highlight=False)
-    grid = Table(title=f"{result.steps} steps, {result.asked} scored answers, {result.seconds:.0f} s")
+    told = "scored answers" if scene.says is None else "answers and what was said to them"
+    grid = Table(title=f"{result.steps} steps, {result.asked} {told}, {result.seconds:.0f} s")
     for column in ("", "held-out score", "95 % interval", "release", f"answer to {result.samples['item']}"):
         grid.add_column(column, justify="left")
     rows = (
@@ -87,6 +91,10 @@ def table(result: "Result") -> None:
         low, high = result.intervals[name]
         grid.add_row(name.replace("_", " "), f"{score:.2f}", f"{low:.2f} to {high:.2f}", release, Text(answer[:160]))
     console.print(grid)
+    if scene.says is not None:
+        said = f"{scene.says.request!r} or {scene.says.thanks!r}"
+        console.print(f"Nobody reported anything. The user said {said}; {scene.curve} by step:")
+        console.print(f"{sparkline(result.rewards)}  {' '.join(f'{share:.2f}' for share in result.rewards)}")
     console.print(f"Full gate after learning: {result.gate}")
     same = "the same tokens as before" if result.same_tokens_after_rollback else "NOT the tokens from before"
     console.print(f"After the rollback the model gives {same}.")

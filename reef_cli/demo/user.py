@@ -1,4 +1,5 @@
-"""The scripted user: asks questions from a file, scores each answer by the item's grader, and reports the score.
+"""The scripted user: asks questions from a file, scores each answer by the item's grader, and reports the score, or says in
+the same conversation what it thinks of the answer and reports nothing.
 
 Several threads ask at once, like people do. They slow down when the server has more scored answers waiting than it can learn
 from soon, so that what is learned stays fresh.
@@ -7,13 +8,15 @@ from soon, so that what is learned stays fresh.
 import random
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reef_cli.control.client import Client
+from reef_cli.control.client import Answer, Client
 from reef_cli.core.errors import ReefError, UnavailableError
+from reef_cli.demo.scenes import Preference
 from reef_cli.evaluation.grade import grade_now
 from reef_cli.evaluation.suite import Item
 
@@ -27,6 +30,8 @@ class Style:
     temperature: float
     backlog: int
     """Reported answers that may wait before the user pauses."""
+    says: Preference | None = None
+    """What is said in place of a report."""
 
 
 class User:
@@ -84,23 +89,30 @@ class User:
                 return
 
     def _exchange(self, client: Client, item: Item, seed: int) -> None:
-        answer = client.request(
-            "POST",
-            "/v1/chat/completions",
-            {
-                "model": "default",
-                "messages": [dict(message) for message in item.messages],
-                "max_tokens": self._style.max_tokens,
-                "temperature": self._style.temperature,
-                "seed": seed,
-            },
-            headers={"x-reef-scenario": self._scenario},
-        )
+        messages = [dict(message) for message in item.messages]
+        session = uuid.uuid4().hex
+        answer = self._ask(client, messages, session, self._style.max_tokens, seed)
         text: str = answer.json["choices"][0]["message"]["content"] or ""
         score = grade_now(item.grader, text).score
-        body: dict[str, Any] = {"score": score, "references": [answer.headers["x-reef-agent-record-id"]]}
-        client.request("POST", "/reef/report", body, headers={"x-reef-scenario": self._scenario})
+        if self._style.says is None:
+            body: dict[str, Any] = {"score": score, "references": [answer.headers["x-reef-agent-record-id"]]}
+            client.request("POST", "/reef/report", body, headers={"x-reef-scenario": self._scenario})
+        else:
+            said = {"role": "user", "content": self._style.says.reply(score)}
+            # The conversation ends with what is said; nobody reads on.
+            self._ask(client, [*messages, {"role": "assistant", "content": text}, said], session, 1, seed)
         with self._lock:
             self.scores.append(score)
             self.asked += 1
             self.waiting += 1
+
+    def _ask(self, client: Client, messages: Sequence[Any], session: str, max_tokens: int, seed: int) -> Answer:
+        body = {
+            "model": "default",
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": self._style.temperature,
+            "seed": seed,
+        }
+        headers = {"x-reef-scenario": self._scenario, "x-reef-tag-session": session}
+        return client.request("POST", "/v1/chat/completions", body, headers=headers)
