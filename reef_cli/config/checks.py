@@ -67,6 +67,7 @@ CHECKS: tuple[Check, ...] = (
     ("trainer.world_size", _positive, "must be at least 1"),
     ("trainer.zero_stage", lambda stage: 0 <= stage <= 3, "must be 0 to 3"),
     ("trainer.micro_batch", _positive, "must be at least 1"),
+    ("trainer.bucket_mb", _positive, "must be at least 1"),
     ("trainer.pack_tokens", _positive, "must be at least 1"),
     ("trainer.threads", _positive, "must be at least 1"),
     ("trainer.start_timeout_s", _positive, "must be above 0"),
@@ -113,5 +114,11 @@ def relation_faults(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield "trainer.push", "a LoRA adapter cannot be pushed as full weights", "use adapter or merged"
     if trainer.method == "full" and trainer.push in ("adapter", "merged"):
         yield "trainer.push", f"all weights are trained, there is no adapter to push as {trainer.push}", "use full"
+    if trainer.transport == "ipc" and (trainer.world_size > 1 or engine.replicas > 1 or engine.url or engine.urls):
+        yield (
+            "trainer.transport",
+            "ipc is for one trainer and one engine, started here, that share a GPU",
+            "use group, or one trainer process and one engine without an address",
+        )
     if trainer.method == "lora" and trainer.rank > engine.max_lora_rank:
         yield "trainer.rank", f"is above engine.max_lora_rank ({engine.max_lora_rank})", "lower the rank or raise the limit"

@@ -75,8 +75,8 @@ class EngineSettings:
     kind: Literal["embedded", "sglang", "upstream"] = "embedded"
     """Engine: Reef's own CPU server, a real SGLang, or another provider."""
 
-    model: str = "smollm2-135m-instruct"
-    """Model name, folder or hub id."""
+    model: str | None = None
+    """Model name, folder or hub id; absent: smollm2-135m-instruct, or, upstream, what each client names."""
 
     url: str | None = None
     """Base URL of an upstream provider, or of an SGLang that already runs."""
@@ -134,9 +134,16 @@ class TrainerSettings:
     push: Literal["adapter", "merged", "full"] | None = None
     """How weights reach the engine: as a LoRA adapter, merged, or full; absent: by method."""
 
-    transport: Literal["group", "disk"] | None = None
-    """The road of merged and full pushes: a process group (NCCL on GPUs, gloo on CPUs), or a checkpoint the engine reads itself
-    from a folder both see; absent: a group for engines started here, disk for one reached by URL."""
+    transport: Literal["group", "ipc", "disk"] | None = None
+    """The road of merged and full pushes: a process group (NCCL on GPUs, gloo on CPUs), the memory of one GPU that engine and
+    trainer share by turns, or a checkpoint the engine reads itself from a folder both see; absent: a group for engines started
+    here, disk for one reached by URL."""
+
+    delta: bool = False
+    """Of full checkpoints push only what the engine lacks: tensors that changed, or of those the values, where they are few."""
+
+    bucket_mb: int = 64
+    """Weights sent at once in a push, in MiB; the trainer and each engine need so much memory more."""
 
     rank: int = 16
     """LoRA rank."""
@@ -182,6 +189,11 @@ class TrainerSettings:
 
     step_timeout_s: float = 3600.0
     """Longest silence of the trainer's heartbeat before it is restarted."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether the trainer holds no memory between steps, for the engine has it then."""
+        return self.transport == "ipc"
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,6 +295,14 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Weights that an engine holds: its label for them, and where they lie (None: the base model)."""
+
+    label: str
+    directory: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A produced, unpublished artifact as the trainer hands it over: a directory plus what produced it.
 

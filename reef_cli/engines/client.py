@@ -9,34 +9,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypedDict, Unpack, cast
-from uuid import uuid4
+from typing import Any, Literal, NoReturn, Unpack, cast
 
 import aiohttp
 import orjson
 
 from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable, InvalidRequest, ReefError
 from reef_cli.core.ports import Completion, Delta, Sampling
-from reef_cli.core.types import TokenSpan
+from reef_cli.engines.generation import Gathered, Wish, completion, wish_body
 from reef_cli.weights import contract
 
 Mode = Literal["abort", "retract", "in_place"]
-
-
-class _Optional(TypedDict, total=False):
-    adapter: str | None
-    """A loaded LoRA adapter's name."""
-
-    rid: str | None
-    """The request's id, for `abort`."""
-
-
-class Wish(_Optional):
-    """What `generate` and `stream` are told beside tokens and sampling."""
-
-    max_new_tokens: int
-
-
 _CONTROL_TIMEOUT_S = 120.0
 
 
@@ -67,13 +50,13 @@ class EngineClient:
 
     async def generate(self, input_ids: Sequence[int], sampling: Sampling, **wish: Unpack[Wish]) -> Completion:
         """Tokens in, tokens and log-probs out. Cancelling aborts the request in the engine."""
-        body = _body(input_ids, sampling, wish, stream=False)
+        body = wish_body(input_ids, sampling, wish, stream=False)
         async with self._aborting(body["rid"]):
             return completion(await self._call("POST", "/generate", body))
 
     async def stream(self, input_ids: Sequence[int], sampling: Sampling, **wish: Unpack[Wish]) -> AsyncIterator[Delta]:
         """Text as it comes, then the whole completion. Closing the iterator aborts the request in the engine."""
-        body = _body(input_ids, sampling, wish, stream=True)
+        body = wish_body(input_ids, sampling, wish, stream=True)
         gathered = Gathered()
         async with self._aborting(body["rid"]):
             async for chunk in self._events("/generate", body):
@@ -183,6 +166,14 @@ class EngineClient:
         """Swap in a checkpoint folder's weights; the engine keeps the old ones when that fails."""
         await self._control("/update_weights_from_disk", contract.read_disk(str(directory), version), timeout_s)
 
+    async def release_memory(self) -> None:
+        """Let go of weights and cache, which an engine with a memory saver keeps elsewhere meanwhile; it must be paused."""
+        await self._control("/release_memory_occupation", contract.MEMORY)
+
+    async def resume_memory(self) -> None:
+        """Take them back, with the weights as they were."""
+        await self._control("/resume_memory_occupation", contract.MEMORY)
+
     async def set_version(self, version: str) -> None:
         await self._control("/update_weight_version", contract.label(version))
 
@@ -246,111 +237,6 @@ class EngineClient:
         key = self._admin_key if admin else self._api_key
         headers = {"Content-Type": "application/json"}
         return headers | {"Authorization": f"Bearer {key}"} if key else headers
-
-
-def _body(input_ids: Sequence[int], sampling: Sampling, wish: Wish, *, stream: bool) -> dict[str, Any]:
-    rid = wish.get("rid") or uuid4().hex
-    return request_body(input_ids, sampling, wish["max_new_tokens"], wish.get("adapter"), rid, stream=stream)
-
-
-def request_body(
-    input_ids: Sequence[int], sampling: Sampling, max_new_tokens: int, adapter: str | None, rid: str, *, stream: bool
-) -> dict[str, Any]:
-    """The body of `/generate`, every field that has a default spelled out."""
-    params: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "stop": list(sampling.stop),
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "min_new_tokens": min(sampling.min_new_tokens, max_new_tokens),
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "ignore_eos": sampling.ignore_eos,
-        "skip_special_tokens": sampling.skip_special_tokens,
-        "spaces_between_special_tokens": True,
-        "no_stop_trim": False,
-        "n": 1,
-    }
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
-    if sampling.logit_bias:
-        params["logit_bias"] = {str(token): weight for token, weight in sampling.logit_bias.items()}
-    body = {"rid": rid, "input_ids": list(input_ids), "sampling_params": params, "stream": stream, "return_logprob": True}
-    return body | {"logprob_start_len": -1, "top_logprobs_num": 0, "lora_path": adapter}
-
-
-def completion(reply: Mapping[str, Any]) -> Completion:
-    """A whole answer of `/generate`; raises `EngineError` where its parts contradict each other."""
-    gathered = Gathered()
-    gathered.add(reply)
-    return gathered.completion()
-
-
-class Gathered:
-    """An answer put together from its chunks, cumulative (the default) or incremental ones."""
-
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._logprobs: list[Any] = []
-        self._text = ""
-        self._sent = 0
-        self._told = 0
-        self._meta: Mapping[str, Any] = {}
-
-    @property
-    def finished(self) -> bool:
-        return bool(self._meta.get("finish_reason"))
-
-    def add(self, chunk: Mapping[str, Any]) -> str:
-        """Take a chunk; returns the text it adds."""
-        meta = chunk["meta_info"]
-        ids, text, logprobs = chunk.get("output_ids", []), chunk.get("text", ""), meta.get("output_token_logprobs", [])
-        if len(ids) == meta["completion_tokens"]:
-            self._ids, self._text, self._logprobs = list(ids), text, list(logprobs)
-        else:
-            self._ids += ids
-            self._text += text
-            self._logprobs += logprobs
-        self._meta = meta
-        return "" if self.finished else self.unsent()
-
-    def unsent(self) -> str:
-        """Text not returned before."""
-        piece, self._sent = self._text[self._sent :], max(self._sent, len(self._text))
-        return piece
-
-    def untold(self) -> Sequence[tuple[int, float]]:
-        """Tokens not returned before, each with its log-prob."""
-        start, self._told = self._told, min(len(self._ids), len(self._logprobs))
-        return [(token, float(entry[0])) for token, entry in zip(self._ids[start:], self._logprobs[start:], strict=False)]
-
-    def completion(self) -> Completion:
-        reason = self._meta.get("finish_reason") or {}
-        if reason.get("status_code"):
-            raise EngineError("The engine broke off a request", why=str(reason.get("message")))
-        if not len(self._ids) == self._meta["completion_tokens"] == len(self._logprobs):
-            raise EngineError("The engine's tokens, counts and log-probs disagree", hint="see the engine's log")
-        if any(entry[1] != token for entry, token in zip(self._logprobs, self._ids, strict=True)):
-            raise EngineError("The engine's log-probs belong to other tokens", hint="see the engine's log")
-        return Completion(
-            text=self._text,
-            output_ids=tuple(self._ids),
-            logprobs=tuple(float(entry[0]) for entry in self._logprobs),
-            finish=reason["type"],
-            spans=_spans(self._meta, len(self._ids)),
-            prompt_tokens=self._meta["prompt_tokens"],
-            cached_tokens=self._meta.get("cached_tokens", 0),
-            matched=reason.get("matched"),
-        )
-
-
-def _spans(meta: Mapping[str, Any], count: int) -> tuple[TokenSpan, ...]:
-    raw = meta.get("weight_versions") or ([{"version": meta["weight_version"], "start": 0, "end": count}] if count else [])
-    return tuple(TokenSpan(span["version"], span["start"], span["end"]) for span in raw)
 
 
 def _dump(body: Any) -> bytes | None:

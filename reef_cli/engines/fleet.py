@@ -13,7 +13,8 @@ from typing import Any, TypeVar, Unpack
 
 from reef_cli.core.errors import EngineError, EngineUnavailable
 from reef_cli.core.ports import Completion, Delta, Sampling
-from reef_cli.engines.client import EngineClient, Mode, Wish
+from reef_cli.engines.client import EngineClient, Mode
+from reef_cli.engines.generation import Wish
 
 _REMEMBERED = 10_000
 """Openings whose engine is known."""
@@ -140,6 +141,12 @@ class Fleet(EngineClient):
                 error.details["dirty"] = number > 0
                 error.details["engine"] = member.base_url
                 raise
+
+    async def release_memory(self) -> None:
+        await self._all(lambda member: member.release_memory())
+
+    async def resume_memory(self) -> None:
+        await self._all(lambda member: member.resume_memory())
 
     async def set_version(self, version: str) -> None:
         await self._all(lambda member: member.set_version(version))

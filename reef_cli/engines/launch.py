@@ -7,7 +7,7 @@ process listings.
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,16 @@ from reef_cli.engines import guard
 from reef_cli.engines.process import Launch, new_keys
 from reef_cli.engines.serving import BASE
 from reef_cli.engines.sglang_args import Installed, flags, interpreter
+from reef_cli.weights import contract, plugin
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """How whole weights reach an engine: from the memory of a GPU it shares with the trainer, or as changed values only."""
+
+    shared: bool = False
+    changes: bool = False
+
 
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -62,10 +72,11 @@ def sglang(
     *,
     installed: Installed | None = None,
     adapters: bool = True,
+    whole: Whole | None = None,
     keys: tuple[str, str] | None = None,
 ) -> Launch:
     """A real SGLang on a loopback port, tied to this process's life. `settings.sglang` wins over every flag set here but those
-    that are Reef's own. `adapters` False leaves LoRA out, which costs time on every token."""
+    that are Reef's own. `adapters` False leaves LoRA out, which costs time on every token; `whole`: how whole weights come."""
     native = {key.replace("_", "-"): value for key, value in settings.sglang.items()}
     values: dict[str, Any] = {
         "model-path": model_dir,
@@ -86,6 +97,11 @@ def sglang(
             "lora-target-modules": list(_LORA_TARGETS),
             "lora-strict-loading": True,
         }
+    if whole is not None and whole.shared:
+        # Its memory is lent to the trainer for each step, and its weights are kept in the machine's own meanwhile.
+        values |= {"enable-memory-saver": True, "enable-weights-cpu-backup": True}
+    if whole is not None and whole.changes:
+        values["custom-weight-loader"] = [contract.CHANGES]
     values |= native | {"host": "127.0.0.1", "port": port}
     python = interpreter(settings.python)
     program = [python, "-m", "sglang.launch_server", *flags(values, installed), "--config", str(config_path)]
@@ -97,7 +113,7 @@ def sglang(
         url=f"http://127.0.0.1:{port}",
         weight_version=BASE,
         log_path=log_path,
-        env=sglang_env(settings),
+        env=sglang_env(settings) | ({"PYTHONPATH": _with_plugin()} if whole is not None and whole.changes else {}),
         start_timeout_s=settings.start_timeout_s,
         stop_timeout_s=20.0,
     )
@@ -129,6 +145,11 @@ def sglang_env(settings: EngineSettings) -> dict[str, str]:
     if settings.threads is not None:
         env["OMP_NUM_THREADS"] = str(settings.threads)
     return env
+
+
+def _with_plugin() -> str:
+    """The folder of what runs inside SGLang, before whatever it finds already."""
+    return os.pathsep.join(filter(None, [str(Path(plugin.__file__).parent), os.environ.get("PYTHONPATH")]))
 
 
 def _with_env(launch: Launch, env: Mapping[str, str]) -> Launch:

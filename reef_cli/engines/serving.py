@@ -18,15 +18,17 @@ from typing import Any
 from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, ReefError, ReleaseNotServable
 from reef_cli.core.ids import split_weight_version, weight_version
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Sampling
-from reef_cli.core.types import Release, TokenSpan
+from reef_cli.core.types import Held, Release, TokenSpan
 from reef_cli.engines.client import EngineClient
+from reef_cli.weights.contract import PARTIAL
 
 log = logging.getLogger(__name__)
 BASE = "base"
 
 
-Push = Callable[[Path, str], Awaitable[object]]
-"""Sends an artifact's weights, merged or full, into the engine under a label; the engine is paused meanwhile."""
+Push = Callable[[Path, str, Held | None], Awaitable[object]]
+"""Sends an artifact's weights, merged or full, into the engine under a label; the engine is paused meanwhile. It may leave out
+what the engine holds already, once that says so itself; None: nobody knows what it holds."""
 Check = Callable[[Path], None]
 """Raises for a LoRA adapter's folder that the engine would not survive."""
 Revive = Callable[[], Awaitable[None]]
@@ -218,16 +220,21 @@ class LocalServing:
         if info["weight_version"] != full.label:
             async with self.closed():
                 await self.client.pause("retract")
-                await self._swap(full, Path(info["model_path"]))
+                await self._swap(full, Path(info["model_path"]), self._held())
                 await self.client.resume()
         self._mixed = False
         await self._probe(None)
         self._full = full
 
-    async def _swap(self, full: _Full, own: Path) -> None:
+    def _held(self) -> Held:
+        """What the engine holds if all is well; `_full` has the base model's folder as the engine's owner names it."""
+        base = self._full.label == self._base_label
+        return Held(self._full.label, None if base else self._full.directory)
+
+    async def _swap(self, full: _Full, own: Path, held: Held) -> None:
         """New weights into the paused engine. After a failure it goes on with the old ones or is restarted, never mixed."""
         try:
-            await self._send(full, own)
+            await self._send(full, own, held)
             found = (await self.client.model_info())["weight_version"]
             if found != full.label:
                 raise EngineError(f"The engine runs {found!r} after loading {full.label!r}", dirty=True)
@@ -238,10 +245,10 @@ class LocalServing:
                 await self.client.resume()
             raise
 
-    async def _send(self, full: _Full, own: Path) -> None:
+    async def _send(self, full: _Full, own: Path, held: Held | None = None) -> None:
         """From the trainer, or from disk, where the engine itself takes all or nothing."""
         if full.pushed and full.directory is not None and self._push is not None:
-            await self._push(full.directory, full.label)
+            await self._push(full.directory, full.label, held)
             return
         try:
             await self.client.update_from_disk(full.directory or own, full.label)
@@ -284,11 +291,40 @@ class LocalServing:
                 del self._users[name]
                 await self.client.unload_lora(name)
 
-    def adopt(self, label: str) -> None:
-        """What an engine that ran before calls the weights it started with, unless that is a release of ours."""
+    async def take_over(self) -> None:
+        """An engine that ran before: end what a server that died left in it, and keep its own name for its first weights."""
+        with suppress(EngineError):  # there is a session only where a push was cut off
+            await self.client.end_update()
+        label = str((await self.client.model_info())["weight_version"])
+        if PARTIAL in label:
+            log.warning("the engine holds a mixture of weights, which a push that was cut off left; it gets its own again")
+            await self._load_full(self._full)
+            return
         if split_weight_version(label) is None:
             self._base_label = label
             self._full = _Full(label, self._model_dir)
+        await self.client.resume()
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[None]:
+        """The engine's memory belongs to somebody else for the block: new requests wait, those under way go on afterwards."""
+        async with self._changing, self.closed():
+            await self.client.pause("retract")
+            await self.client.release_memory()
+            try:
+                yield
+            finally:
+                await self._take_back()
+
+    async def _take_back(self) -> None:
+        try:
+            await self.client.resume_memory()
+            await self.client.resume()
+        except (EngineError, EngineUnavailable) as error:
+            if self._revive is None:
+                raise
+            log.warning("the engine did not take its memory back and is restarted: %s", error)
+            await self._revive()
 
     async def restore(self, meanwhile: bool = False) -> None:
         """Load everything again into an engine that has just restarted. Raises the first failure, after trying all.

@@ -3,12 +3,13 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reef_cli.config.paths import Home, cache_at
-from reef_cli.config.schema import EngineSettings
+from reef_cli.config.schema import EngineSettings, TrainerSettings
 from reef_cli.core.errors import EngineUnavailable
 from reef_cli.engines import launch as launching
 from reef_cli.engines import sglang_args
@@ -32,9 +33,17 @@ class LocalEngine:
     """Owns the engine processes, or the connections to SGLangs that run already; several look like one."""
 
     def __init__(
-        self, settings: EngineSettings, home: Home, *, push_wait_s: float, environ: Mapping[str, str], push: Push | None = None
+        self,
+        settings: EngineSettings,
+        home: Home,
+        *,
+        push_wait_s: float,
+        environ: Mapping[str, str],
+        push: Push | None = None,
+        trainer: TrainerSettings | None = None,
     ) -> None:
         self.settings = settings
+        self._whole = launching.Whole(trainer.transport == "ipc", trainer.delta) if push and trainer else None
         self._home = home
         self._push_wait_s = push_wait_s
         self._environ = environ
@@ -128,7 +137,7 @@ class LocalEngine:
             if failure is not None:
                 raise failure
         if not self.started_here:
-            self.serving.adopt(str((await self.client.model_info())["weight_version"]))
+            await self.serving.take_over()
 
     def on_restart(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Call back after an engine died and was started again, before requests reach it."""
@@ -163,27 +172,31 @@ class LocalEngine:
             await asyncio.gather(*(member.stop() for member in self.members))
 
     def shadow(self) -> Shadow:
-        """A second engine for candidates; starts nothing yet."""
-        process = EngineProcess(self._launch("shadow", 0, adapters=True))
+        """A second engine for candidates; starts nothing yet. Beside engines that run elsewhere it is an embedded one, unless
+        `engine.python` names an SGLang here."""
+        embedded = not self.started_here and self.settings.python is None
+        settings = replace(self.settings, kind="embedded", url=None, urls=()) if embedded else self.settings
+        process = EngineProcess(self._launch("shadow", 0, adapters=True, settings=settings))
         check = self._adapter_check()
         return Shadow(process, self.serving, context_length=self.context_length, model_dir=self.model_dir, check=check)
 
-    def _launch(self, name: str, number: int, *, adapters: bool) -> Launch:
+    def _launch(self, name: str, number: int, *, adapters: bool, settings: EngineSettings | None = None) -> Launch:
         """The engine `name`, the `number`th of its kind; all have the keys of the first."""
-        log, port = self._home.logs / f"{name}.log", free_port()
-        if self.settings.kind == "sglang":
+        log, port, settings = self._home.logs / f"{name}.log", free_port(), settings or self.settings
+        if settings.kind == "sglang":
             config = self._home.run / f"{name}.yaml"
             return launching.sglang(
-                launching.placed(self.settings, number),
+                launching.placed(settings, number),
                 self.model_dir,
                 port,
                 log,
                 config,
                 installed=self._installed,
                 adapters=adapters,
+                whole=None if adapters else self._whole,
                 keys=self._keys,
             )
-        return launching.embedded(self.settings, self.model_dir, port, log, keys=self._keys)
+        return launching.embedded(settings, self.model_dir, port, log, keys=self._keys)
 
     def _inspect(self) -> sglang_args.Installed:
         """The installed SGLang, with every native flag checked against it."""

@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 from reef_cli.config.schema import TrainerSettings
 from reef_cli.core.errors import EngineError, TrainerError
 from reef_cli.core.ports import Reference, TrainerProgress
-from reef_cli.core.types import Candidate, Release, Sample
+from reef_cli.core.types import Candidate, Held, Release, Sample
 from reef_cli.trainer import protocol
 from reef_cli.trainer.protocol import Done, Failed, Message, Progress, Ready
 from reef_cli.trainer.ranks import Rank, RankGroup
@@ -50,10 +51,13 @@ class TrainerHandle:
         engine_key: str | None = None,
         engine_read_key: str | None = None,
         transport: str = "group",
+        borrow: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
+        """`borrow` gets the memory that a step needs from whoever has it otherwise, and gives it back afterwards."""
         self._settings = replace(settings, device=choose_device(settings.device))
         self._model_dir, self._program, self.log = model_dir, program, log
         self._seed, self._engine_keys, self._transport = seed, (engine_key, engine_read_key), transport
+        self._borrow = borrow
         self._lock = asyncio.Lock()
         self._group: RankGroup | None = None
         self.starts = 0
@@ -91,17 +95,34 @@ class TrainerHandle:
             str(out),
             None if reference is None else _text(reference.directory) or "",
         )
-        result = await self._call(command, on_progress)
+        async with self._borrow():
+            result = await self._call(command, on_progress)
         kept = result["checkpoint"]
         return Candidate(Path(result["directory"]), result["kind"], result["metrics"], Path(kept) if kept else None)
 
     async def push(
-        self, scenario: str, directory: Path, version: str, engine_url: str, others: Sequence[str] = ()
+        self,
+        scenario: str,
+        directory: Path,
+        version: str,
+        engine_url: str,
+        others: Sequence[str] = (),
+        held: Held | None = None,
     ) -> Mapping[str, Any]:
-        """Send a candidate's weights into the engine, and `others`. Raises `EngineError` with `dirty` in its details when the
-        push failed."""
-        keys, text = self._engine_keys, str(directory)
-        command = protocol.Push(scenario, text, version, engine_url, *keys, self._transport, list(others))
+        """Send a candidate's weights into the engine, and `others`; of those `held` only what differs. Raises `EngineError`
+        with `dirty` in its details when the push failed."""
+        command = protocol.Push(
+            scenario,
+            str(directory),
+            version,
+            engine_url,
+            *self._engine_keys,
+            self._transport,
+            list(others),
+            held.label if held else None,
+            _text(held.directory) if held else None,
+            self._settings.delta,
+        )
         return await self._call(command, None)
 
     async def score(self, directory: Path | None, samples: Sequence[Sample]) -> list[list[float]]:

@@ -21,6 +21,8 @@ class EngineHttp:
         self.url = url
         self.key = key
         self.read_key = read_key or key
+        self.ranks: int | None = None
+        """How many ranks the engine is spread over, once somebody asked."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise EngineError(f"{url!r} is no engine address", hint="use http://HOST:PORT")

@@ -60,6 +60,11 @@ class Push:
     engine_read_key: str | None = None
     transport: str = "group"
     others: Sequence[str] = field(default_factory=list)
+    held: str | None = None
+    """The label under which the engines should run the weights of `held_directory` (None: the base model) now."""
+
+    held_directory: str | None = None
+    delta: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,55 +1,40 @@
-"""Rank 0's side of a weight push: an artifact's weights into running engines, through a process group or from disk.
+"""Rank 0's side of a weight push: an artifact's weights into running engines, through a carrier or from disk.
 
 Promises: what is sent is what lies on disk (full weights, or base weights with the adapter merged in fp32), so a push after a
-rollback or a restart needs no trainer state; each phase has a time limit; several engines get the same bytes in one broadcast
-and are labelled only when all have them; a failure says which engine, which phase and whether engines may hold a mixture
-(`dirty`), because then nothing must be generated until a full push or a reload succeeded. Admission, pause and continue belong
-to the caller, and the engines are paused: a paused SGLang flushes at once or, asked to wait for it, never. Its session rule
-is kept: begin, buckets, end.
+rollback or a restart needs no trainer state. What the engines are known to have already is not sent again, but only after each
+of them said that it runs those weights (`Push.held`); with `delta`, of tensors that changed little only the changed values.
+Each phase has a time limit; several engines get the same bytes at once, carry the label `PARTIAL` meanwhile, and the new one
+only when all have all; a failure says which engine, which phase and whether engines may hold a mixture (`dirty`), because then
+nothing must be generated until a full push or a reload succeeded. Admission, pause and continue belong to the caller, and the
+engines are paused: a paused SGLang flushes at once or, asked to wait for it, never. Its session rule is kept: begin, buckets,
+end.
 """
 
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from reef_cli.core.errors import EngineError, ReefError
-from reef_cli.core.ids import new_id
+from reef_cli.trainer.calls import Engines, ask_all
+from reef_cli.trainer.carriers import CONTROL_S, Carrier, GroupCarrier, HandleCarrier, send_tensors
 from reef_cli.trainer.http import EngineHttp
 from reef_cli.trainer.protocol import Push
-from reef_cli.trainer.weightfiles import is_adapter, merged_weights, save_merged, whole_weights
+from reef_cli.trainer.weightfiles import Weights, is_adapter, save_merged
 from reef_cli.weights import contract
 from reef_cli.weights.buckets import Bucket, pack
-from reef_cli.weights.group import close_group, listen, make_group, own_address
+from reef_cli.weights.plugin import reef_delta
 
-BUCKET_BYTES = 256 * 1024 * 1024
-INIT_S = 60.0
-CONTROL_S = 60.0
 FLUSH_S = 30.0
 DISK_S = 600.0
-SLOWEST_BYTES_PER_S = 100e6
-
-Engines = Sequence[EngineHttp]
-
-
-@dataclass(slots=True)
-class _Link:
-    """A live group with the engines."""
-
-    urls: tuple[str, ...]
-    key: str | None
-    name: str
-    group: Any
+MIB = 1024 * 1024
+Changes = list[tuple[str, torch.Size, Tensor, Tensor]]
 
 
 @dataclass(slots=True)
@@ -61,7 +46,13 @@ class _Receipt:
     nbytes: int = 0
     buckets: int = 0
     tensors: int = 0
+    known: bool = False
     dirty: bool = False
+    labels: list[str] = field(default_factory=list)
+    """What the engines ran before."""
+
+    marked: bool = False
+    """Whether they carry `PARTIAL` now."""
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -75,13 +66,17 @@ class _Receipt:
 
 
 class Pusher:
-    """Keeps the group with the engines for as long as pushes succeed; any error ends it, the next push makes a new one."""
+    """Keeps a carrier open for as long as pushes succeed; any error closes it, the next push opens it again."""
 
     def __init__(
-        self, model_dir: Path, device: torch.device, tick: Callable[[str, int, int], None] = lambda _p, _d, _t: None
+        self,
+        model_dir: Path,
+        device: torch.device,
+        tick: Callable[[str, int, int], None] = lambda _p, _d, _t: None,
+        bucket_bytes: int = 64 * MIB,
     ) -> None:
-        self._model_dir, self._device, self._tick = model_dir, device, tick
-        self._link: _Link | None = None
+        self._model_dir, self._tick, self._bucket_bytes = model_dir, tick, bucket_bytes
+        self._carriers: Mapping[str, Carrier] = {"group": GroupCarrier(device), "ipc": HandleCarrier(device)}
 
     def push(self, command: Push) -> Mapping[str, Any]:
         """Send and label. Returns phase seconds, bytes, buckets. Raises `EngineError` with `dirty` and `phase` in details."""
@@ -89,11 +84,12 @@ class Pusher:
         engines = [EngineHttp(url, command.engine_key, command.engine_read_key) for url in urls]
         directory = Path(command.directory)
         if command.transport == "disk":
-            return self._attempt(engines, command, lambda receipt: self._by_disk(engines, command, directory, receipt))
-        reused = self._link is not None and self._link.urls == urls
+            return self._attempt(engines, command, None, lambda receipt: self._by_disk(engines, command, directory, receipt))
+        carrier = self._carriers[command.transport]
+        reused = carrier.knows(engines)
 
         def attempt() -> Mapping[str, Any]:
-            return self._attempt(engines, command, lambda receipt: self._by_group(engines, command, directory, receipt))
+            return self._attempt(engines, command, carrier, lambda receipt: self._carry(engines, command, carrier, receipt))
 
         try:
             return attempt()
@@ -104,21 +100,18 @@ class Pusher:
             return attempt()
 
     def close(self) -> None:
-        """Leave the group; the engines are told, if they still listen."""
-        if self._link is None:
-            return
-        link, self._link = self._link, None
-        for url in link.urls:
-            with suppress(EngineError):  # a dead engine has left the group already
-                EngineHttp(url, link.key).post("/destroy_weights_update_group", contract.leave_group(link.name), 5.0)
-        close_group(link.group)
+        """Leave what was opened."""
+        for carrier in self._carriers.values():
+            carrier.close()
 
-    def _attempt(self, engines: Engines, command: Push, work: Callable[[_Receipt], None]) -> Mapping[str, Any]:
+    def _attempt(
+        self, engines: Engines, command: Push, carrier: Carrier | None, work: Callable[[_Receipt], None]
+    ) -> Mapping[str, Any]:
         receipt = _Receipt()
         try:
             work(receipt)
         except (ReefError, RuntimeError, OSError) as error:
-            self._abandon(engines, opened=receipt.phase in ("send", "end"))
+            self._abandon(engines, carrier, receipt)
             message = error.message if isinstance(error, ReefError) else f"The weight push failed: {error}"
             why = f"{error.why}, " if isinstance(error, ReefError) and error.why else ""
             raise EngineError(
@@ -128,79 +121,93 @@ class Pusher:
                 dirty=receipt.dirty,
                 phase=receipt.phase,
             ) from error
-        return {**receipt.phases, "bytes": receipt.nbytes, "buckets": receipt.buckets, "tensors": receipt.tensors}
+        counts = {"bytes": receipt.nbytes, "buckets": receipt.buckets, "tensors": receipt.tensors, "held": receipt.known}
+        return {**receipt.phases, **counts}
 
-    # -- through a process group ---------------------------------------------------------------------------------------
+    # -- through a carrier ---------------------------------------------------------------------------------------------
 
-    def _by_group(self, engines: Engines, command: Push, directory: Path, receipt: _Receipt) -> None:
+    def _carry(self, engines: Engines, command: Push, carrier: Carrier, receipt: _Receipt) -> None:
         with receipt.timed("init"):
-            link = self._join(engines)
+            self._tick("push: join", 0, 1)
+            carrier.open(engines)
+        with receipt.timed("check"):
+            new, held = self._compared(engines, command, receipt)
         with receipt.timed("begin"):
-            _ask_all(engines, "/begin_weight_update", contract.BEGIN, CONTROL_S)
+            ask_all(engines, "/begin_weight_update", contract.BEGIN, CONTROL_S)
+            receipt.marked = True
+            ask_all(engines, "/update_weight_version", contract.label(contract.PARTIAL), CONTROL_S)
         with receipt.timed("send"):
-            self._send(engines, link, directory, receipt)
+            changes: Changes = []
+            spare = changes if command.delta and _take_changes(engines) else None
+            for bucket in pack(self._tensors(new, held, command.delta, spare), self._bucket_bytes):
+                self._tick("push: send", receipt.buckets, receipt.buckets + 1)
+                self._send(engines, carrier, bucket, receipt)
+            self._send_changes(engines, changes, receipt)
         with receipt.timed("end"):
-            _ask_all(engines, "/end_weight_update", contract.END, CONTROL_S)
+            ask_all(engines, "/end_weight_update", contract.END, CONTROL_S)
         with receipt.timed("flush"):
-            _ask_all(engines, "/flush_cache?timeout=0", {}, FLUSH_S)
+            ask_all(engines, "/flush_cache?timeout=0", {}, FLUSH_S)
         with receipt.timed("label"):
-            _ask_all(engines, "/update_weight_version", contract.label(command.version), CONTROL_S)
+            ask_all(engines, "/update_weight_version", contract.label(command.version), CONTROL_S)
 
-    def _join(self, engines: Engines) -> _Link:
-        urls = tuple(engine.url for engine in engines)
-        if self._link is not None and self._link.urls == urls:
-            return self._link
-        self.close()
-        self._tick("push: join", 0, 1)
-        sizes = [_tensor_parallel(engine) for engine in engines]
-        world, name = 1 + sum(sizes), f"reef-{new_id()}"
-        address, backend = own_address(urls[0]), "nccl" if self._device.type == "cuda" else "gloo"
-        store = listen(address, world, INIT_S)  # before any engine is told, so that none waits for nobody
-        answers, offset = [], 1
-        for engine, size in zip(engines, sizes, strict=True):
-            body = contract.join_group(address, store.port, world, name, backend, offset)
-            answers.append(_in_thread(_post(engine, "/init_weights_update_group", body, INIT_S)))
-            offset += size
-        group = make_group(address, store.port, world, 0, name, backend, INIT_S, store)
-        try:
-            for answer in answers:
-                answer.result(INIT_S)
-        except Exception:
-            close_group(group)
-            raise
-        self._link = _Link(urls, engines[0].key, name, group)
-        return self._link
+    def _compared(self, engines: Engines, command: Push, receipt: _Receipt) -> tuple[Weights, Weights | None]:
+        """The weights to bring, and those the engines have for sure; None where one runs others than it should."""
+        new = Weights.of(self._model_dir, Path(command.directory))
+        receipt.labels = [str(engine.get("/model_info", CONTROL_S)["weight_version"]) for engine in engines]
+        receipt.known = set(receipt.labels) == {command.held}
+        if not receipt.known:
+            return new, None
+        return new, Weights.of(self._model_dir, None if command.held_directory is None else Path(command.held_directory))
 
-    def _abandon(self, engines: Engines, opened: bool) -> None:
-        """After an error the group's state is unknown on both sides: close the session if one is open, and leave."""
-        for engine in engines if opened else ():
+    def _tensors(
+        self, new: Weights, held: Weights | None, delta: bool, changes: Changes | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Tensors to send whole; with `delta` not what is equal, and what changed in part is put into `changes` instead."""
+        for name in new.beyond(held):
+            tensor = new[name]
+            if held is not None and delta and name in held.index:
+                old = held[name]
+                if torch.equal(tensor, old):
+                    continue
+                if changes is not None and (part := reef_delta.difference(tensor, old)) is not None:
+                    changes.append((name, tensor.shape, *part))
+                    continue
+            yield name, tensor
+
+    def _send(self, engines: Engines, carrier: Carrier, bucket: Bucket, receipt: _Receipt) -> None:
+        def applied() -> None:
+            receipt.dirty = True
+
+        carrier.send(engines, bucket, applied)
+        receipt.nbytes += bucket.nbytes
+        receipt.buckets += 1
+        receipt.tensors += len(bucket.names)
+
+    def _send_changes(self, engines: Engines, changes: Changes, receipt: _Receipt) -> None:
+        """Changed values, in the bodies of calls of at most a bucket each."""
+        while changes:
+            size, part = 0, Changes()
+            while changes and (not part or size < self._bucket_bytes):
+                part.append(changes.pop(0))
+                size += sum(tensor.numel() * tensor.element_size() for tensor in part[-1][2:])
+            receipt.dirty = True
+            send_tensors(engines, reef_delta.pack(part), contract.CHANGES)
+            receipt.nbytes += size
+            receipt.buckets += 1
+            receipt.tensors += len(part)
+
+    def _abandon(self, engines: Engines, carrier: Carrier | None, receipt: _Receipt) -> None:
+        """After an error both sides' state is unknown: close the session if one is open, leave, and give old labels back."""
+        for engine in engines if receipt.phase in ("begin", "send", "end") else ():
             with suppress(EngineError):  # the engine closed it itself or is gone; the next push finds out
                 engine.post("/end_weight_update", contract.END, 10.0)
-        self.close()
-
-    def _send(self, engines: Engines, link: _Link, directory: Path, receipt: _Receipt) -> None:
-        for bucket in pack(self._weights(directory), BUCKET_BYTES):
-            self._tick("push: send", receipt.buckets, receipt.buckets + 1)
-            self._send_bucket(engines, link, bucket, receipt)
-            receipt.nbytes += bucket.nbytes
-            receipt.buckets += 1
-            receipt.tensors += len(bucket.names)
-
-    def _weights(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
-        return merged_weights(self._model_dir, directory) if is_adapter(directory) else whole_weights(directory)
-
-    def _send_bucket(self, engines: Engines, link: _Link, bucket: Bucket, receipt: _Receipt) -> None:
-        limit = max(30.0, bucket.nbytes / SLOWEST_BYTES_PER_S)
-        body = contract.receive(bucket.names, bucket.dtypes, bucket.shapes, link.name)
-        answers = [_in_thread(_post(engine, "/update_weights_from_distributed", body, limit)) for engine in engines]
-        work = dist.broadcast(bucket.flat.to(self._device), group=link.group, group_src=0, async_op=True)
-        _wait(work, answers, limit)
-        # An engine applies a bucket when it has all of it; from here on it may hold part of the new weights.
-        receipt.dirty = True
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        for answer in answers:
-            answer.result(limit)
+        if carrier is not None:
+            carrier.close()
+        for engine, label in zip(engines, receipt.labels, strict=True) if receipt.marked and not receipt.dirty else ():
+            try:
+                engine.post("/update_weight_version", contract.label(label), 10.0)
+            except EngineError:
+                receipt.dirty = True  # it has the old weights, but does not say so
 
     # -- from disk -----------------------------------------------------------------------------------------------------
 
@@ -225,55 +232,7 @@ class Pusher:
                 shutil.rmtree(whole, ignore_errors=True)
 
 
-def _wait(work: Any, answers: "Sequence[Future[Any]]", limit: float) -> None:
-    """Until the broadcast is over; an engine that refuses meanwhile will never take part, so its answer ends the wait."""
-    deadline = time.monotonic() + limit
-    while not work.is_completed():
-        for answer in answers:
-            if answer.done() and answer.exception() is not None:
-                answer.result()
-        if time.monotonic() > deadline:
-            raise EngineError(f"The engine took no weights for {limit:.0f} s")
-        time.sleep(0.001)
-    work.wait(timedelta(seconds=1))
-
-
-def _tensor_parallel(http: EngineHttp) -> int:
-    info = http.get("/server_info", CONTROL_S)
-    return int(info.get("tp_size") or 1)
-
-
-def _post(engine: EngineHttp, path: str, body: Mapping[str, Any], limit: float) -> Callable[[], Any]:
-    """A call that says which engine failed."""
-
-    def call() -> Any:
-        try:
-            return engine.post(path, body, limit)
-        except EngineError as error:
-            error.details["engine"] = engine.url
-            error.message = f"{error.message} ({engine.url})"
-            raise
-
-    return call
-
-
-def _ask_all(engines: Engines, path: str, body: Mapping[str, Any], limit: float) -> None:
-    """The same call to every engine at once; raises the first failure after all have answered."""
-    answers = [_in_thread(_post(engine, path, body, limit)) for engine in engines]
-    faults = [fault for answer in answers if (fault := answer.exception(limit + 5)) is not None]
-    if faults:
-        raise faults[0]
-
-
-def _in_thread(call: Callable[[], Any]) -> "Future[Any]":
-    """Run a blocking call beside the collective it must meet."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # handed to whoever asks for the result
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="engine-call").start()
-    return future
+def _take_changes(engines: Engines) -> bool:
+    """Whether all engines were started with the loader for changed values."""
+    infos = [engine.get("/server_info", CONTROL_S) for engine in engines]
+    return all(contract.CHANGES in (info.get("custom_weight_loader") or ()) for info in infos)

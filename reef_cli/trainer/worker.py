@@ -89,7 +89,7 @@ class Worker:
         from reef_cli.config.schema import TrainerSettings
         from reef_cli.trainer.learner import Learner
         from reef_cli.trainer.process import join_group
-        from reef_cli.trainer.push import Pusher
+        from reef_cli.trainer.push import MIB, Pusher
 
         self._pulse = pulse
         self.rank = int(os.environ["RANK"])
@@ -105,7 +105,7 @@ class Worker:
         self._learner = Learner(
             Path(init.model_dir), init.program, init.program_settings, settings, init.seed, device, pulse.tick
         )
-        self._pusher = Pusher(Path(init.model_dir), device, pulse.tick)
+        self._pusher = Pusher(Path(init.model_dir), device, pulse.tick, settings.bucket_mb * MIB)
         self.facts = {"torch": torch.__version__, "device": str(device), "world_size": settings.world_size, "rank": self.rank}
 
     def obey(self, command: Message) -> Mapping[str, Any]:
@@ -114,9 +114,12 @@ class Worker:
             case Train():
                 samples = [protocol.sample_from_json(sample) for sample in command.samples]
                 base, checkpoint = _path(command.base_directory), _path(command.checkpoint)
-                return self._learner.train(
+                result = self._learner.train(
                     command.scenario, command.base_step, base, checkpoint, samples, Path(command.out), command.reference
                 )
+                if self._learner.settings.rests:
+                    self._learner.rest()
+                return result
             case Score():
                 samples = [protocol.sample_from_json(sample) for sample in command.samples]
                 return {"logprobs": self._learner.score(_path(command.directory), samples)}

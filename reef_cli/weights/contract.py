@@ -7,8 +7,13 @@ abort requests, so a test holds each body against the field lists of SGLang's ow
 from collections.abc import Sequence
 from typing import Any
 
+PARTIAL = "reef:partial"
+"""An engine's label while its weights are changed: what a crash leaves then is told from what it served before."""
+CHANGES = "reef_delta.load"
+"""The loader of changed values (`weights.plugin`), as an engine knows it."""
 BEGIN: dict[str, Any] = {"selector": "all"}
 END: dict[str, Any] = {}
+MEMORY: dict[str, Any] = {"tags": ["weights", "kv_cache"]}
 
 
 def join_group(address: str, port: int, world_size: int, name: str, backend: str, rank_offset: int = 1) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def receive(
 
 
 def take_tensors(serialized: Sequence[str], load_format: str | None) -> dict[str, Any]:
-    """For `/update_weights_from_tensor`: one bucket per rank of the engine, or handles of it."""
+    """For `/update_weights_from_tensor`: one payload per rank of the engine (`weights.handles`)."""
     return {"serialized_named_tensors": list(serialized), **_UPDATE, "load_format": load_format}
 
 

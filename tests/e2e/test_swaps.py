@@ -18,7 +18,7 @@ import pytest
 from reef_cli.config.schema import TrainerSettings
 from reef_cli.core.ids import ContentId, ReleaseId
 from reef_cli.core.ports import GenerateRequest, Sampling
-from reef_cli.core.types import Draft, Operation, Release, Surface
+from reef_cli.core.types import Draft, Held, Operation, Release, Surface
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.serving import LocalServing
 from reef_cli.learning.contract import ProgramSpec
@@ -153,9 +153,9 @@ async def test_whole_weights_are_pushed_under_streaming_clients(tiny_model: Path
     trainer = TrainerHandle(settings, tiny_model, ProgramSpec("recipes.sao.program:SAOProgram", PROGRAM), tmp_path / "t.log")
     pushes: list[str] = []
 
-    async def push(directory: Path, label: str) -> Any:
+    async def push(directory: Path, label: str, held: Held | None) -> Any:
         pushes.append(label)
-        return await trainer.push("default", directory, label, live.url)
+        return await trainer.push("default", directory, label, live.url, held=held)
 
     try:
         serving_ = LocalServing(client, context_length=512, model_dir=tiny_model, push=push)

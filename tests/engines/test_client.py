@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable, InvalidRequest
 from reef_cli.core.ports import Sampling
 from reef_cli.core.types import TokenSpan, TokenTrace
-from reef_cli.engines.client import EngineClient, Gathered, request_body
+from reef_cli.engines.client import EngineClient
 from reef_cli.engines.embedded.sampling import parse
+from reef_cli.engines.generation import Gathered, request_body
 from tests.engines.live import Live, free_port, ids_of
 
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)

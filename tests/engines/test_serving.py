@@ -10,9 +10,10 @@ import pytest
 from reef_cli.core.errors import EngineError, EngineUnavailable, InvalidRequest, PushTimeout, TrainerError, UnsupportedArtifact
 from reef_cli.core.ids import ContentId, ReleaseId
 from reef_cli.core.ports import GenerateRequest, Sampling
-from reef_cli.core.types import Operation, Release, Surface, TokenSpan
+from reef_cli.core.types import Held, Operation, Release, Surface, TokenSpan
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.serving import LocalServing
+from reef_cli.weights.contract import PARTIAL
 from tests.engines.live import Live, ids_of
 
 GREEDY = Sampling(max_new_tokens=10, temperature=0.0, ignore_eos=True)
@@ -216,16 +217,44 @@ async def test_an_adapter_the_engine_would_not_survive_is_refused_before_it_is_s
 async def test_an_engine_that_ran_before_keeps_its_own_name_for_its_weights(live: Live, tiny: Path) -> None:
     async with EngineClient(live.url) as client:
         await client.set_version("default")
+        await client.pause("retract")
+        await client.begin_update()
         serving = LocalServing(client, model_dir=tiny)
-        serving.adopt("default")
+        await serving.take_over()
         base = release("base", 0)
         assert serving.version_of(base) == "default" and serving.servable(base)
         await serving.load(base, None)
         assert (await serving.generate(ask(base))).spans[0].version == "default"
-        await client.set_version("base")
-    other = LocalServing(client)
-    other.adopt("s@r1-00000000")
-    assert other.version_of(base) == "base"
+        await client.set_version("s@r1-00000000")
+        other = LocalServing(client, model_dir=tiny)
+        await other.take_over()
+        assert other.version_of(base) == "base"
+        await other.load(base, None)
+        assert (await client.model_info())["weight_version"] == "base"
+
+
+async def test_what_a_push_left_that_was_cut_off_is_no_release(live: Live, tiny: Path, other: Path) -> None:
+    """The server died while weights changed: paused, a session open, half the weights there, and the label says so."""
+    async with EngineClient(live.url) as client:
+        before = await client.checksum()
+        await client.pause("retract")
+        await client.update_from_disk(other, PARTIAL)
+        await client.begin_update()
+        serving = LocalServing(client, model_dir=tiny)
+        await serving.take_over()
+        assert (await client.model_info())["weight_version"] == "base" and await client.checksum() == before
+        assert (await serving.generate(ask(release("base", 0)))).spans[0].version == "base"
+
+
+async def test_memory_is_lent_and_taken_back_with_requests_waiting(live: Live, tiny: Path) -> None:
+    async with EngineClient(live.url) as client:
+        serving = LocalServing(client, model_dir=tiny)
+        running = asyncio.create_task(serving.generate(ask(release("base", 0))))
+        async with serving.lent():
+            waiting = asyncio.create_task(serving.generate(ask(release("base", 0))))
+            await asyncio.sleep(0.2)
+            assert not waiting.done() and (await serving.info())["pushing"]
+        assert (await running).output_ids == (await waiting).output_ids
 
 
 class Breaking:
@@ -235,7 +264,7 @@ class Breaking:
         self.client, self.folder, self.error = client, folder, error
         self.calls = 0
 
-    async def __call__(self, directory: Path, label: str) -> None:
+    async def __call__(self, directory: Path, label: str, held: Held | None) -> None:
         self.calls += 1
         await self.client.begin_update()  # left open, as a trainer that dies leaves it
         await self.client.update_from_disk(self.folder, "base")

@@ -232,3 +232,21 @@ def test_metrics_are_json_and_complete(toy_model: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     assert wanted <= metrics.keys()
     json.dumps(metrics, allow_nan=False)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_trainer_that_rests_between_steps_makes_the_same_steps(toy_model: Path, tmp_path: Path, method: str) -> None:
+    """As on a GPU whose memory the engine takes back: nothing is held before, between or after."""
+    settings = replace(TOY, method=method)
+    awake, resting = learner(toy_model, settings), learner(toy_model, replace(settings, transport="ipc"))
+    assert awake.policy is not None and resting.policy is None
+    found = []
+    for number, lab in enumerate((awake, resting)):
+        first = lab.train("s", 0, None, None, batch(), tmp_path / f"{number}-1")
+        if lab is resting:
+            lab.rest()
+            assert lab.policy is None
+        second = lab.train("s", 1, Path(first["directory"]), Path(first["checkpoint"]), batch(), tmp_path / f"{number}-2")
+        assert second["metrics"]["state"] == "resumed"
+        found.append(load_file(str(next(Path(second["directory"]).glob("*.safetensors")))))
+    assert same(*found)

@@ -19,6 +19,7 @@ from reef_cli.engines.embedded.engine import Engine
 from reef_cli.engines.embedded.model import engine_checksum
 from reef_cli.engines.embedded.options import Options
 from reef_cli.engines.embedded.updates import Updates
+from reef_cli.weights import contract
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN = ("/health", "/ready", "/metrics")
@@ -71,11 +72,14 @@ class Server:
             "/begin_weight_update": self._result(lambda _: updates.begin()),
             "/end_weight_update": self._result(lambda _: updates.end()),
             "/update_weights_from_distributed": self._result(updates.from_distributed),
+            "/update_weights_from_tensor": self._result(updates.from_tensor),
             "/update_weights_from_disk": self._result(updates.from_disk, num_paused_requests=0),
             "/update_weight_version": self._update_version,
             "/load_lora_adapter": self._load_adapter,
             "/unload_lora_adapter": self._unload_adapter,
             "/weights_checker": self._check_weights,
+            "/release_memory_occupation": self._release_memory,
+            "/resume_memory_occupation": self._resume_memory,
         }
 
     @web.middleware
@@ -151,6 +155,7 @@ class Server:
                 "max_running_requests": options.max_running_requests,
                 "max_total_num_tokens": model.slots.count * model.slots.capacity,
                 "max_lora_rank": options.max_lora_rank,
+                "custom_weight_loader": [contract.CHANGES],
                 "weight_version": self._engine.core.version,
                 "paused": self._engine.core.paused,
                 "startup_time": self._started,
@@ -257,6 +262,15 @@ class Server:
             error = failure.message + (f" ({failure.why})" if failure.why else "")
         loaded = {name: adapter.path for name, adapter in self._engine.model.adapters.loaded.items()}
         return _json({"success": not error, "error_message": error, "loaded_adapters": loaded}, 400 if error else 200)
+
+    async def _release_memory(self, _: web.Request) -> web.Response:
+        """Of what SGLang gives back to its GPU, cached prefixes are all there is here; refused while requests run."""
+        if not await self._engine.call(self._engine.core.flush):
+            raise InvalidRequest("requests are running; pause generation first")
+        return _json(None)
+
+    async def _resume_memory(self, _: web.Request) -> web.Response:
+        return _json(None)
 
     async def _check_weights(self, http: web.Request) -> web.Response:
         action = (await _body(http)).get("action", "checksum")

@@ -6,7 +6,7 @@ whole before its first tensor is copied. The version label moves only after succ
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from torch import Tensor
 
 from reef_cli.core.errors import ConflictError, EngineError, InvalidRequest, ReefError
 from reef_cli.engines.embedded.engine import Engine
+from reef_cli.weights import contract
 from reef_cli.weights.buckets import empty, unpack
 from reef_cli.weights.group import ProcessGroup, close_group, make_group
+from reef_cli.weights.handles import deserialize
+from reef_cli.weights.plugin import reef_delta
 
 
 class Updates:
@@ -72,22 +75,41 @@ class Updates:
 
     async def from_distributed(self, body: Mapping[str, Any]) -> str:
         async with self._lock:
-            if not self._open:
-                raise ConflictError("No weight update session is open; call begin_weight_update first.")
+            self._require_session()
             group = self._groups.get(str(body.get("group_name", "weight_update_group")))
             if group is None:
                 raise InvalidRequest("The weight update group does not exist; call init_weights_update_group first.")
-            if body.get("abort_all_requests", False):
-                await self._engine.abort("", everything=True)
-            try:
-                named = await asyncio.to_thread(_receive, body, group)
+            return await self._take(body, lambda: _receive(body, group))
+
+    async def from_tensor(self, body: Mapping[str, Any]) -> str:
+        async with self._lock:
+            self._require_session()
+            (payload,) = body["serialized_named_tensors"]
+            layout = body.get("load_format")
+            if layout not in (None, contract.CHANGES):
+                raise InvalidRequest(f"load_format {layout!r} is not supported; use {contract.CHANGES} or none")
+            return await self._take(body, lambda: deserialize(payload), changes=layout is not None)
+
+    def _require_session(self) -> None:
+        if not self._open:
+            raise ConflictError("No weight update session is open; call begin_weight_update first.")
+
+    async def _take(self, body: Mapping[str, Any], read: Callable[[], list[tuple[str, Tensor]]], changes: bool = False) -> str:
+        if body.get("abort_all_requests", False):
+            await self._engine.abort("", everything=True)
+        try:
+            named = await asyncio.to_thread(read)
+            if changes:
+                spread = list(reef_delta.unpack(named))
+                await self._engine.call(lambda: reef_delta.keeping(lambda: self._assign(spread)), alone=True)
+            else:
                 await self._engine.call(lambda: self._assign(named), alone=True)
-            except (ReefError, RuntimeError, KeyError, ValueError, TypeError) as error:
-                raise EngineError(
-                    f"Failed to update parameter online: {error}. The full weights of the model are partially updated. "
-                    "Please discard the whole weights."
-                ) from error
-            return await self._settle(body)
+        except (ReefError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise EngineError(
+                f"Failed to update parameter online: {error}. The full weights of the model are partially updated. "
+                "Please discard the whole weights."
+            ) from error
+        return await self._settle(body)
 
     async def from_disk(self, body: Mapping[str, Any]) -> str:
         """All or nothing; needs no session."""
