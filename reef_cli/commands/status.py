@@ -86,12 +86,19 @@ def _row(scenario: Mapping[str, Any]) -> list[object]:
     return [
         scenario_name(scenario),
         state_line(scenario),
-        (release_id_of(scenario.get("head")) or "-") + (" (routed)" if scenario.get("routing") else ""),
+        _heads(scenario),
         output.number(counts.get("records")),
         output.number(counts.get("queued")),
         output.number(rewards[-1] if rewards else None),
         outcome_line(scenario.get("last_outcome")),
     ]
+
+
+def _heads(scenario: Mapping[str, Any]) -> str:
+    """`r3-0123abcd, harness r5-89abcdef (routed)`."""
+    harness = (scenario.get("heads") or {}).get("harness")
+    head = (release_id_of(scenario.get("head")) or "-") + (f", harness {harness}" if harness else "")
+    return head + (" (routed)" if scenario.get("routing") else "")
 
 
 def _duration(seconds: object) -> str:

@@ -31,5 +31,8 @@ class ReleasesTable(RowsTable):
 def _cells(row: ReleaseRow) -> tuple[Text, ...]:
     style = "bold green" if row.current else "yellow" if row.pending else "" if row.restorable else "dim"
     at = time.strftime("%H:%M", time.localtime(row.recorded_at)) if row.recorded_at else ""
-    texts = (row.mark, row.release_id, row.operation, at, row.evidence or ("gated" if row.gated else ""))
+    evidence = row.evidence or ("gated" if row.gated else "")
+    if row.surface == "harness" and row.operation != "creation":
+        evidence = f"harness: {evidence}".removesuffix(": ")
+    texts = (row.mark, row.release_id, row.operation, at, evidence)
     return tuple(Text(text, style=style, no_wrap=True, overflow="ellipsis") for text in texts)

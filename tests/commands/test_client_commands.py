@@ -21,6 +21,12 @@ def test_status_piped_and_json(reef: Reef) -> None:
     assert done.err == ""
 
 
+def test_status_names_both_heads(reef: Reef, server: FakeReef) -> None:
+    server.scenarios[0]["heads"] = {"weights": "r2-cccccccc", "harness": "r5-eeeeeeee"}
+    server.scenarios[0]["routing"] = {"canary": 0.1}
+    assert "default\ttraining, backward 3/16\tr2-cccccccc, harness r5-eeeeeeee (routed)\t" in reef("status").out
+
+
 def test_records_newest_come_last_and_harmless(reef: Reef, server: FakeReef) -> None:
     done = reef("records", "list", "-n", "3")
     rows = [line.split("\t") for line in done.out.splitlines()]

@@ -15,7 +15,7 @@ from reef_cli.tui.app import ReefApp
 from reef_cli.tui.confirm import ConfirmDialog
 from reef_cli.tui.help import HelpScreen
 from reef_cli.tui.status_line import StatusLine
-from tests.control.fake_reef import TOKEN, FakeReef, record
+from tests.control.fake_reef import TOKEN, FakeReef, record, release
 from tests.tui.screen import screen_text
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -54,6 +54,14 @@ async def test_the_first_screen(reef: FakeReef, size: tuple[int, int]) -> None:
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(seen + "\n", encoding="utf-8")
     assert seen.splitlines() == kept.read_text(encoding="utf-8").splitlines()
+
+
+async def test_both_heads_of_a_scenario_are_seen(reef: FakeReef) -> None:
+    reason = {"reason": "people want it short"}
+    reef.releases.insert(0, release(4, "e", surface="harness", current=True, evidence=reason))
+    async with dashboard(reef, (160, 50)) as (app, pilot):
+        await until(pilot, lambda: "harness: people want it short" in screen_text(app))
+        assert screen_text(app).count("●") == 2
 
 
 async def test_what_models_wrote_cannot_drive_the_terminal_nor_the_markup(reef: FakeReef) -> None:
