@@ -155,7 +155,7 @@ def configuration(seed: int, threads: int, model: str | None) -> str:
         "gate_every": 1000,
         "default_scenario": None,
     }
-    engine = {"kind": "embedded", "threads": threads, **({"model": model} if model else {})}
+    engine = {"kind": "embedded", "threads": threads, "model": model or "smollm2-135m-instruct"}
     trainer = {"seed": seed, "threads": threads}
     return yaml.safe_dump({"reef": reef, "engine": engine, "trainer": trainer, "evaluation": {"smoke_items": 1}})
 

@@ -72,6 +72,12 @@ class HarnessEvolveSettings(RecipeSettings):
     episode_cost: float | None = None
     """Most an episode may cost, at `evaluation.price_prompt` and `evaluation.price_output`."""
 
+    episode_executor: Literal["local", "ray"] = "local"
+    """Where episodes run: in this server's machine, or as tasks of Ray (extra `ray`)."""
+
+    ray_address: str | None = None
+    """The Ray cluster; absent: one on this machine, started and ended with the server."""
+
     episode_sandbox: Literal["required", "unsafe"] = "required"
     """Whether episodes may run without a sandbox; `unsafe` lets an agent do everything its user may do."""
 
@@ -86,6 +92,8 @@ class HarnessEvolveSettings(RecipeSettings):
         wrong = [name for name in least if not getattr(self, name) > 0]
         if self.promote < 0 or (self.promote and not self.promote_grader):
             wrong.append("promote")
+        if self.ray_address and self.episode_executor != "ray":
+            raise ConfigError("ray_address does nothing while episodes run here", hint="episode_executor: ray")
         if unknown := set(self.proposer_engine) - {"url", "model", "api_key_file"}:
             raise ConfigError(
                 f"proposer_engine has no key {sorted(unknown)[0]!r}", hint="its keys are url, model, api_key_file"
@@ -165,6 +173,7 @@ class HarnessEvolveRecipe:
             tokens=given.episode_tokens,
             cost=given.episode_cost,
             unsafe=given.episode_sandbox == "unsafe",
+            ray=(given.ray_address or "") if given.episode_executor == "ray" else None,
             engine=given.proposer_engine,
             promote=given.promote,
             promote_grader=given.promote_grader,

@@ -72,6 +72,10 @@ class Adapter:
     folder: Path
     hooks: ModuleType | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process an adapter travels as its folder: modules do not."""
+        return load, (self.folder,)
+
     @property
     def name(self) -> str:
         return self.descriptor.name

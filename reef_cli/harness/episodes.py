@@ -77,8 +77,8 @@ class Runtime:
 class Episode:
     """How it went. `outcome` outage means it says nothing about the tree; `reason` is a sentence for a person.
 
-    `limit` names the cap that ended the run, `tokens` counts input and output. `kept` is the folder with trajectory, output and
-    receipts.
+    `limit` names the cap that ended the run, `tokens` counts input and output. `graded` is what the grader said with its score.
+    `kept` is the folder with trajectory, output and receipts.
     """
 
     id: str
@@ -94,10 +94,11 @@ class Episode:
     limit: Literal["time", "requests", "budget"] | None = None
     tokens: tuple[int, int] = (0, 0)
     kept: Path | None = None
+    graded: str = ""
 
 
-Grade = Callable[[Path, Trajectory], float]
-"""Scores the work folder and what the agent said; runs after the agent's processes are gone."""
+Grade = Callable[[Path, Trajectory], tuple[float, str]]
+"""Score and a sentence about the work folder and what the agent said; runs after the agent's processes are gone."""
 
 
 def new_identity() -> str:
@@ -137,7 +138,7 @@ def run(
         spent = time.monotonic() - begun
         trajectory = runtime.adapter.read_trajectory(room.home / runtime.adapter.descriptor.config["dir"], end.output)
         outcome, reason = _judge(end, counted, trajectory)
-        score = _graded(grade, room.work, trajectory) if grade is not None and outcome == "ran" else None
+        score, graded = _graded(grade, room.work, trajectory) if grade is not None and outcome == "ran" else (None, "")
         limit = _limit(end, counted)
         names = tuple(str(item["receipt"]) for item in receipts)
         kept = _keep(
@@ -163,6 +164,7 @@ def run(
             limit,
             counted.used,
             kept,
+            graded,
         )
 
 
@@ -323,9 +325,10 @@ def _judge(end: _End, counted: Limits, trajectory: Trajectory) -> tuple[Literal[
     return "ran", f"ended with status {end.status}" + (f": {trajectory.error}" if trajectory.error else "")
 
 
-def _graded(grade: Grade, work: Path, trajectory: Trajectory) -> float:
+def _graded(grade: Grade, work: Path, trajectory: Trajectory) -> tuple[float, str]:
     try:
-        return float(grade(work, trajectory))
+        score, said = grade(work, trajectory)
+        return float(score), said
     except Exception as error:  # a grader is foreign code; its failure must not pass for a score
         raise EvaluationError("the grader failed", why=f"{type(error).__name__}: {error}") from error
 

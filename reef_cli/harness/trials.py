@@ -17,7 +17,7 @@ from reef_cli.harness import admission, episodes, sandbox
 from reef_cli.harness.adapter import Adapter
 from reef_cli.harness.client.store import Place
 from reef_cli.harness.episodes import Caps, Episode, Grade, Runtime, Task
-from reef_cli.harness.pool import Executor
+from reef_cli.harness.pool import Executor, Job
 from reef_cli.harness.tree import Tree
 
 _INSTALLING = re.compile(
@@ -70,32 +70,26 @@ class Trials:
         identity = episodes.new_identity()
         token = self._gateway.issue(scenario, identity)
         headers = {f"x-reef-tag-{name}": value for name, value in (tags or {}).items()}
-        runtime = self._runtime(place, scenario, self._gateway.url(), token, headers)
+        runtime, setting = self._runtime(place, scenario, self._gateway.url(), token, headers), self._setting
+        state, caps = setting.state, setting.caps
 
-        def job(cancel: threading.Event) -> Episode:
-            setting = self._setting
-            return episodes.run(
-                runtime, tree, task, state=setting.state, grade=grade, caps=setting.caps, cancel=cancel, identity=identity
-            )
+        def work(cancel: threading.Event) -> Episode:
+            return episodes.run(runtime, tree, task, state=state, grade=grade, caps=caps, cancel=cancel, identity=identity)
 
         try:
-            return await self._executor.run(job)
+            return await self._executor.run(Job(identity, task.id, work))
         finally:
             self._gateway.revoke(token)
 
     async def load_test(self, tree: Tree) -> str | None:
         """Why the agent does not start with `tree`, or None. `UnsupportedArtifact` when it cannot take the tree at all."""
         place = await self._installed()
-        runtime = self._runtime(place, "load-test", "", "", {})
-        found: list[str | None] = []
+        runtime, state = self._runtime(place, "load-test", "", "", {}), self._setting.state
 
-        def job(cancel: threading.Event) -> Episode:
-            episode = admission.load_test(runtime, tree, self._setting.state, cancel)
-            found.append(admission.fault(episode))
-            return episode
+        def work(cancel: threading.Event) -> Episode:
+            return admission.load_test(runtime, tree, state, cancel)
 
-        await self._executor.run(job)
-        return found[0]
+        return admission.fault(await self._executor.run(Job(episodes.new_identity(), "load-test", work)))
 
     def _runtime(self, place: Place, scenario: str, url: str, token: str, headers: Mapping[str, str]) -> Runtime:
         setting = self._setting

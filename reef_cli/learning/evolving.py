@@ -13,6 +13,7 @@ class Evolution:
     """Agent, tasks and limits of the episodes a candidate is judged by, and what the proposer may ask.
 
     `attempts` is how often each side works on a coding task.
+    `ray` is None (episodes run here) or the address of a Ray cluster, empty for one of this machine's own.
     `engine` is empty (the deployment's own engine) or `{url, model, api_key_file}` of another. At most `promote` failing
     prompts become tasks, graded by `promote_grader`.
     """
@@ -27,6 +28,7 @@ class Evolution:
     tokens: int | None = None
     cost: float | None = None
     unsafe: bool = False
+    ray: str | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
     promote: int = 0
     promote_grader: Mapping[str, Any] = field(default_factory=dict)

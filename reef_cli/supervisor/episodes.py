@@ -101,12 +101,10 @@ class EpisodeAnswering:
         name = f"task-{hashlib.sha256(prompt.encode()).hexdigest()[:12]}"
         task = coding.task if coding else Task(name, prompt)
         tree = await asyncio.to_thread(self._service.tree_of, release)
-        found: list[Grade] = []
 
-        def grade(work: Path, _: Trajectory) -> float:
+        def grade(work: Path, _: Trajectory) -> tuple[float, str]:
             assert coding is not None
-            found.append(Grade(*run_tests(coding.tests, work)))
-            return found[0].score
+            return run_tests(coding.tests, work)
 
         tags = {"harness": release.release_id}
         episode = await self._trials.run(release.scenario, tree, task, grade if coding else None, tags)
@@ -114,7 +112,7 @@ class EpisodeAnswering:
             raise EngineUnavailable(f"The episode could not run; the service is unavailable: {episode.reason}")
         text = episode.trajectory.final
         if coding is not None:
-            text = self._tasks.grader.note(text, episode.id, found[0])
+            text = self._tasks.grader.note(text, episode.id, Grade(episode.score or 0.0, episode.graded))
         return Answer(text, episode.tokens[1], _finish(episode))
 
 

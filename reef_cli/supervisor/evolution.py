@@ -27,9 +27,10 @@ from reef_cli.gateway.auth import Scope
 from reef_cli.harness import discovery, sandbox
 from reef_cli.harness.episodes import Caps
 from reef_cli.harness.evolution import Evolution, Sources
-from reef_cli.harness.pool import LocalPool
+from reef_cli.harness.pool import Executor, LocalPool
 from reef_cli.harness.promotion import Promoted, Promotions
 from reef_cli.harness.proposing import Ask, Past, load
+from reef_cli.harness.ray_pool import RayPool
 from reef_cli.harness.trials import Gateway, Setting, Trials
 from reef_cli.learning import jobs
 from reef_cli.learning.contract import Recipe
@@ -101,6 +102,7 @@ class Evolved:
     answering: EpisodeAnswering
     suite: Suite | None
     wishes: Wishes
+    pool: Executor
 
 
 def evolve(stack: "Stack", recipe: Recipe, suite: Suite | None, own: Answering) -> Evolved:
@@ -111,7 +113,8 @@ def evolve(stack: "Stack", recipe: Recipe, suite: Suite | None, own: Answering) 
         sandbox.require()
     folder = Path(beside(wanted.tasks, stack.loaded.file)) if wanted.tasks else None
     tasks = gather(suite, folder, wanted.attempts)
-    trials = Trials(_setting(wanted, home, settings.evaluation), _gateway(stack, wanted.seconds), LocalPool(wanted.at_once))
+    pool: Executor = LocalPool(wanted.at_once) if wanted.ray is None else RayPool(wanted.at_once, wanted.ray or None)
+    trials = Trials(_setting(wanted, home, settings.evaluation), _gateway(stack, wanted.seconds), pool)
     promotions = Promotions(home.root / "evolution", wanted.promote)
     prompts = tasks.prompts()
     sources = Sources(
@@ -130,7 +133,7 @@ def evolve(stack: "Stack", recipe: Recipe, suite: Suite | None, own: Answering) 
         return Gate(answering, judged, settings.evaluation, cadence=cadence, clock=stack.clock, bench=stack.bench)
 
     wishes = Wishes(stack.log, service, recipe.name, stack.clock, stack.request_step)
-    return Evolved(training, EvolutionGate(training, gate, trials.prune), answering, tasks.suite, wishes)
+    return Evolved(training, EvolutionGate(training, gate, trials.prune), answering, tasks.suite, wishes, pool)
 
 
 def _setting(wanted: Wanted, home: Home, evaluation: EvaluationSettings) -> Setting:

@@ -200,6 +200,7 @@ class Stack:
         if recipe is None:
             return None
         self.evolved = await asyncio.to_thread(evolve, self, recipe, own.suite, own.answering)
+        self._exits.push_async_callback(self.evolved.pool.close)
         self._exits.push_async_callback(self.evolved.training.stop)
         return Asked(self.evolved.answering, self.evolved.suite)
 

@@ -191,7 +191,9 @@ class Server:
         return list(self.get(f"/reef/scenarios/{scenario}/releases")["releases"])
 
     def head(self, scenario: str = "default") -> str:
-        return next(str(row["release_id"]) for row in self.releases(scenario) if row["current"])
+        """The release at the head of the weights."""
+        heads = (row for row in self.releases(scenario) if row["current"] and row["surface"] == "weights")
+        return next(str(row["release_id"]) for row in heads)
 
     def ask(self, text: str = "hello", **body: Any) -> httpx.Response:
         """One chat completion."""

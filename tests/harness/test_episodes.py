@@ -18,9 +18,9 @@ import pytest
 from reef_cli.core.errors import EvaluationError, MissingDependency, UnsupportedArtifact
 from reef_cli.harness import discovery, sandbox
 from reef_cli.harness.admission import fault, load_test, provision
-from reef_cli.harness.episodes import Caps, Runtime, Task, run, sweep
+from reef_cli.harness.episodes import Caps, Episode, Runtime, Task, run, sweep
 from reef_cli.harness.files import TreeFile
-from reef_cli.harness.pool import LocalPool, run_pairs
+from reef_cli.harness.pool import Job, LocalPool
 from reef_cli.harness.tree import Tree
 from tests.harness.gateway import FakeGateway
 
@@ -37,6 +37,14 @@ def make(tmp_path: Path, gateway: FakeGateway) -> Callable[[bool], Runtime]:
     return lambda unsafe: Runtime(adapter, place, gateway.url, gateway.token, "demo", "m", unsafe=unsafe)
 
 
+def nothing(work: Path, trajectory: object) -> tuple[float, str]:
+    return 0.0, ""
+
+
+def half(work: Path, trajectory: object) -> tuple[float, str]:
+    return 0.5, ""
+
+
 def left(state: Path) -> list[str]:
     return [path.name for path in (state / "roots").iterdir()] + [
         path.name for path in Path(tempfile.gettempdir()).glob("reef-ep-*")
@@ -51,12 +59,13 @@ def test_an_episode_runs_is_graded_and_leaves_only_what_is_kept(
     task = Task("t", "go", {"given.txt": TreeFile(b"one\n"), "run.sh": TreeFile(b"#!/bin/sh\necho two\n", True)})
     seen: list[str] = []
 
-    def grade(work: Path, trajectory: object) -> float:
+    def grade(work: Path, trajectory: object) -> tuple[float, str]:
         seen.append((work / "made.txt").read_text())
-        return 1.0
+        return 1.0, "made"
 
     result = run(make(unsafe), TREE, task, state=tmp_path / "s", grade=grade)
     assert (result.outcome, result.score, result.exit_status, result.limit) == ("ran", 1.0, 0, None), result.reason
+    assert result.graded == "made"
     assert (
         seen == ["one\ntwo\n"]
         and result.receipts == ("receipt-demo-0", "receipt-demo-1")
@@ -135,7 +144,9 @@ def test_the_time_limit_ends_everything_it_started(
 ) -> None:
     gateway.replies = [[("bash", {"command": "setsid sleep 300 & trap '' TERM; sleep 300"})]]
     begun = time.monotonic()
-    result = run(make(unsafe), TREE, Task("t", "go"), state=tmp_path / "s", caps=Caps(seconds=2), grade=lambda work, _: 0.0)
+    result = run(
+        make(unsafe), TREE, Task("t", "go"), state=tmp_path / "s", caps=Caps(seconds=2), grade=lambda work, _: (0.0, "")
+    )
     assert time.monotonic() - begun < 8
     assert (result.outcome, result.limit, result.score) == ("ran", "time", 0.0)
     assert sandbox.marked(result.id) == [] and left(tmp_path / "s") == []
@@ -143,7 +154,9 @@ def test_the_time_limit_ends_everything_it_started(
 
 def test_the_request_cap_ends_a_loop(make: Callable[[bool], Runtime], gateway: FakeGateway, tmp_path: Path) -> None:
     gateway.replies = [[("bash", {"command": "true"})]] * 50
-    result = run(make(True), TREE, Task("t", "go"), state=tmp_path / "s", caps=Caps(requests=4), grade=lambda work, _: 0.5)
+    result = run(
+        make(True), TREE, Task("t", "go"), state=tmp_path / "s", caps=Caps(requests=4), grade=lambda work, _: (0.5, "")
+    )
     assert (result.outcome, result.limit, result.requests, result.score) == ("ran", "requests", 4, 0.5)
 
 
@@ -184,7 +197,7 @@ def test_what_could_not_run_is_an_outage_and_no_score(
 
 def test_a_failed_answer_is_graded_not_excused(make: Callable[[bool], Runtime], gateway: FakeGateway, tmp_path: Path) -> None:
     gateway.fail = 400
-    result = run(make(True), TREE, Task("t", "go"), state=tmp_path / "s", grade=lambda work, _: 0.0)
+    result = run(make(True), TREE, Task("t", "go"), state=tmp_path / "s", grade=nothing)
     assert (result.outcome, result.score, result.exit_status) == ("ran", 0.0, 1)
 
 
@@ -248,15 +261,15 @@ def test_kill_nine_of_the_owner_leaves_no_orphans_and_sweep_removes_roots(
     assert sweep(state) == 0
 
 
-async def test_the_pool_bounds_alternates_and_kills_on_cancel(
+async def test_the_pool_bounds_and_kills_on_cancel(
     make: Callable[[bool], Runtime], gateway: FakeGateway, tmp_path: Path
 ) -> None:
     runtime, state = make(True), tmp_path / "s"
     running, most, order = 0, 0, []
     lock = threading.Lock()
 
-    def job(label: str) -> Callable[[threading.Event], object]:
-        def work(cancel: threading.Event) -> object:
+    def job(label: str) -> Job:
+        def work(cancel: threading.Event) -> Episode:
             nonlocal running, most
             with lock:
                 running += 1
@@ -267,18 +280,17 @@ async def test_the_pool_bounds_alternates_and_kills_on_cancel(
                 running -= 1
             return result
 
-        return work
+        return Job(label, label, work)
 
-    seen: list[tuple[int, int]] = []
-    pairs = await run_pairs(
-        LocalPool(2), [(f"t{n}", job(f"c{n}"), job(f"b{n}")) for n in range(3)], lambda done, total: seen.append((done, total))
-    )
-    assert most == 2 and [pair.task for pair in pairs] == ["t0", "t1", "t2"] and not any(pair.outage for pair in pairs)
-    assert [(pair.candidate.task, pair.current.task) for pair in pairs] == [("c0", "b0"), ("c1", "b1"), ("c2", "b2")]
-    assert order.index("c0") < order.index("b0") and order.index("b1") < order.index("c1") and seen[-1] == (3, 3)
+    pool = LocalPool(2)
+    found = await asyncio.gather(*(pool.run(job(f"t{n}")) for n in range(6)))
+    assert most == 2 and [(one.task, one.outcome) for one in found] == [(f"t{n}", "ran") for n in range(6)]
+    assert sorted(order) == [f"t{n}" for n in range(6)]
+    await pool.close()
     gateway.replies = [[("bash", {"command": "sleep 300"})]]
     before = len(gateway.requests)
-    task = asyncio.create_task(LocalPool(1).run(lambda cancel: run(runtime, TREE, Task("x", "go"), state=state, cancel=cancel)))
+    slow = Job("x", "x", lambda cancel: run(runtime, TREE, Task("x", "go"), state=state, cancel=cancel))
+    task = asyncio.create_task(LocalPool(1).run(slow))
     while len(gateway.requests) == before:
         await asyncio.sleep(0.05)
     task.cancel()
