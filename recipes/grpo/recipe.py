@@ -1,6 +1,7 @@
 """GRPO (group relative policy optimization): several answers to one task, compared with each other; the control arm.
 
-This half decides which reports train: a finite score, one receipt, and a group. The tensor half is `program.py`.
+This half decides which reports train: a finite score, one receipt, and a group. The tensor half is a shared part
+(`reef_cli.trainer.groups`).
 Sources: arXiv:2402.03300 (GRPO), 2503.20783 (Dr. GRPO), 2402.14740 (RLOO), 2607.07508 (the mask of `off_policy`).
 """
 
@@ -49,7 +50,7 @@ class GRPORecipe(WeightsRecipe):
     acquisition: ClassVar[Acquisition] = Acquisition.PROACTIVE
     settings_type: ClassVar[type[RecipeSettings]] = GRPOSettings
     settings: GRPOSettings
-    program_path: ClassVar[str] = "recipes.grpo.program:GRPOProgram"
+    program_path: ClassVar[str] = "reef_cli.trainer.groups:GroupProgram"
     for_program: ClassVar[tuple[str, ...]] = ("policy_lr", "advantage", "aggregate", "off_policy")
 
     def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:

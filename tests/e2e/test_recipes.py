@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from recipes.selfplay.play import connector, opened
 from tests.e2e.server import Server, serving, until
 
 pytestmark = pytest.mark.slow
@@ -87,3 +88,18 @@ def test_the_next_message_of_a_session_is_the_feedback(tiny_model: Path, tmp_pat
         assert (metrics["good_share"], metrics["bad_share"], metrics["hinted_share"]) == (0.5, 0.5, 0.5)
         assert metrics["policy_updated"] is True and metrics["teacher_gap"] > 0 and metrics["logprob_gap_lag0"] < 0.1
         assert Counter(server.ledger.samples().values()) == {"consumed": 4}, "the last turn of a session does not train"
+
+
+def test_a_game_of_self_play(tiny_model: Path, tmp_path: Path) -> None:
+    """Tasks are attempted with and without the hint, both roles are reported, and whole groups train; the hint never does."""
+    recipe = {"reef.recipe": "recipes.selfplay.recipe:SelfPlayRecipe", "reef.group_size": "2", "reef.proposals": "4"}
+    with serving(tmp_path / "h", tiny_model, **SMALL, **recipe) as server:
+        drawn = opened(connector(server.home), "default", tmp_path / "tasks.jsonl", random_tasks=True).generation()
+        assert all(one.trial and len(one.trial.plain) == 2 and len(one.trial.hinted) == 2 for one in drawn)
+        proposed = opened(connector(server.home), "default", tmp_path / "tasks.jsonl").generation()
+        assert all((one.task is None) == (one.trial is None) for one in proposed)
+        jobs = settled(server, 3)
+        roles = [(job["detail"]["metrics"]["proposals"], job["detail"]["metrics"]["samples"]) for job in jobs]
+        assert (0, 4) in roles and any(proposals == 4 for proposals, _ in roles)
+        attempts = 2 * sum(one.trial is not None for one in (*drawn, *proposed))
+        assert len(server.ledger.samples()) == attempts + 4 and "refused" not in server.ledger.samples().values()
