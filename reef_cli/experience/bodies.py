@@ -15,7 +15,7 @@ from reef_cli.experience.payload import Payload, decode
 
 MAX_HOPS = 512
 """Longest chain of bases; a 400-turn session reads its last turn in milliseconds, and nothing grows without bound."""
-RECALL_BYTES = 16 << 20
+RECALL_BYTES = 8 << 20
 _SHARED = 128
 """A base must share this many bytes at one end of one text; less would save next to nothing, and is quickly seen."""
 _COLUMNS = ("body", "talk", "ids")

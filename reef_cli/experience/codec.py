@@ -36,8 +36,10 @@ def digest(*parts: bytes) -> bytes:
 
     Processors have instructions for SHA-256, and a prompt of 100 KB is hashed with every turn.
     """
-    borders = pack(f"<{len(parts)}Q", *map(len, parts))
-    return b"\x02" + sha256(b"".join((borders, *parts))).digest()[:20]
+    hashed = sha256(pack(f"<{len(parts)}Q", *map(len, parts)))
+    for part in parts:
+        hashed.update(part)
+    return b"\x02" + hashed.digest()[:20]
 
 
 def sorted_json(value: Any) -> bytes:

@@ -6,7 +6,6 @@ the next start finishes or abandons what was under way.
 
 import asyncio
 import fcntl
-import gc
 import os
 import signal
 import sys
@@ -15,11 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import uvloop
+
 from reef_cli.config.load import Loaded
 from reef_cli.config.paths import Home
 from reef_cli.control.discovery import Running, first_token
 from reef_cli.core.errors import AlreadyRunning, MissingDependency
 from reef_cli.gateway.auth import TokenBook, open_tokens
+from reef_cli.supervisor import memory
 from reef_cli.supervisor.stack import Stack
 from reef_cli.telemetry import logs
 from reef_cli.telemetry.metrics import Metrics
@@ -34,7 +36,8 @@ def run(loaded: Loaded) -> int:
         made = first_token(home.token.read_text(encoding="utf-8")) if fresh and home.token.exists() else None
         handler = logs.setup(home.root, loaded.settings.telemetry.log_level, _secrets(loaded, made))
         try:
-            return asyncio.run(_main(loaded, home, tokens, made))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(_main(loaded, home, tokens, made))
         finally:
             logs.close(handler)
 
@@ -54,12 +57,13 @@ async def _main(loaded: Loaded, home: Home, tokens: TokenBook, made: str | None)
     starting = asyncio.create_task(stack.start())
     waiting = asyncio.create_task(stopping.wait())
     announced = asyncio.create_task(_announce(stack, home))
+    tending = asyncio.create_task(memory.tend())
     await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
     try:
         if starting.done():
             starting.result()
             await announced
-            _settle_memory()
+            memory.settle()
             _banner(stack, loaded, home, made)
             await stopping.wait()
         else:
@@ -69,7 +73,7 @@ async def _main(loaded: Loaded, home: Home, tokens: TokenBook, made: str | None)
         _say("reef: draining; press Ctrl-C again to stop at once")
         await stack.stop()
     finally:
-        for task in (waiting, announced):
+        for task in (waiting, announced, tending):
             task.cancel()
         home.running.unlink(missing_ok=True)
     _say("reef: stopped")
@@ -94,12 +98,6 @@ async def _announce(stack: Stack, home: Home) -> None:
     assert stack.server is not None
     token = stack.settings.reef.token is None and not stack.settings.reef.tokens
     Running(stack.server.url, os.getpid(), stack.instance, str(home.token) if token else None).write(home.running)
-
-
-def _settle_memory() -> None:
-    """What was made while starting stays for good: the collector need not walk over it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 def _banner(stack: Stack, loaded: Loaded, home: Home, made: str | None) -> None:

@@ -5,9 +5,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.gateway.fakes import House, house
 from tests.gateway.fuzzing import Tally
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    """The event loop that `reef serve` runs on."""
+    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

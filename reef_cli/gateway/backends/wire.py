@@ -7,9 +7,12 @@ dialect.
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Iterable
+from typing import cast
 
+from aiohappyeyeballs import start_connection
 from yarl import URL
 
 from reef_cli.gateway.backends.framing import Body, Headers, UntilClose, body_of, parse_head
@@ -184,8 +187,7 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._wire.forget(self)
@@ -347,8 +349,13 @@ class Wire:
             raise Unreachable("the upstream's address names no host")
         try:
             async with asyncio.timeout(self._connect_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self), self._host, self._port, ssl=self._tls, happy_eyeballs_delay=0.25
+                loop = asyncio.get_running_loop()
+                addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                # Both protocol versions are tried (RFC 8305), which not every event loop does by itself.
+                found = await start_connection(addresses, happy_eyeballs_delay=0.25)
+                name = self._host if self._tls else None
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self), sock=found, ssl=self._tls, server_hostname=name
                 )
         except TimeoutError:
             raise
