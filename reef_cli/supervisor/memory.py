@@ -1,4 +1,4 @@
-"""The server's own memory: the collector leaves alone what starting made, and what a load left free goes back to the system.
+"""What a load left free of the server's memory goes back to the system.
 
 The C library keeps what was freed between pieces that are still in use. After a burst of requests of 100 KB that is as much as
 the server needs for itself, and nothing gives it back but being asked to.
@@ -6,7 +6,6 @@ the server needs for itself, and nothing gives it back but being asked to.
 
 import asyncio
 import ctypes
-import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,6 @@ from pathlib import Path
 EVERY_S = 15.0
 _GROWN_BYTES = 4 << 20
 """Growth that makes it worth a look through the heap, which takes a millisecond or two."""
-
-
-def settle() -> None:
-    """What was made while starting stays for good: the collector need not walk over it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 async def tend(every_s: float = EVERY_S) -> None:

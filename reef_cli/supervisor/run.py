@@ -6,6 +6,7 @@ the next start finishes or abandons what was under way.
 
 import asyncio
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -63,7 +64,7 @@ async def _main(loaded: Loaded, home: Home, tokens: TokenBook, made: str | None)
         if starting.done():
             starting.result()
             await announced
-            memory.settle()
+            _settle_memory()
             _banner(stack, loaded, home, made)
             await stopping.wait()
         else:
@@ -98,6 +99,12 @@ async def _announce(stack: Stack, home: Home) -> None:
     assert stack.server is not None
     token = stack.settings.reef.token is None and not stack.settings.reef.tokens
     Running(stack.server.url, os.getpid(), stack.instance, str(home.token) if token else None).write(home.running)
+
+
+def _settle_memory() -> None:
+    """What was made while starting stays for good: the collector need not walk over it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _banner(stack: Stack, loaded: Loaded, home: Home, made: str | None) -> None:
