@@ -151,7 +151,7 @@ def check_memory(_: Shell) -> Iterator[Finding]:
 
 
 def check_model(shell: Shell) -> Iterator[Finding]:
-    name = EngineSettings().model
+    name = EngineSettings().name
     pull = f"reef model pull {name}"
     try:
         from reef_cli.engines.models import ModelStore

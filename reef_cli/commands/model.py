@@ -9,15 +9,14 @@ import typer
 from reef_cli.commands import output
 from reef_cli.commands.shell import Shell, new_app, with_shell
 from reef_cli.config.paths import cache_at
+from reef_cli.config.schema import DEFAULT_MODEL
 
 app = new_app("Get models into the cache and list them")
 
 
 @app.command()
 @with_shell(local=True)
-def pull(
-    shell: Shell, name: Annotated[str, typer.Argument(help="Known name, folder or hub id")] = "smollm2-135m-instruct"
-) -> None:
+def pull(shell: Shell, name: Annotated[str, typer.Argument(help="Known name, folder or hub id")] = DEFAULT_MODEL) -> None:
     """Get a model into the cache; a broken download leaves nothing behind"""
     path = _store(shell).pull(name, progress(shell))
     shell.emit({"model": name, "path": str(path)}, lambda: print(path))

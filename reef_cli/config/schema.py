@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
 
 @dataclass(frozen=True, slots=True)
 class ReefSettings:
@@ -123,6 +125,16 @@ class EngineSettings:
     start_timeout_s: float = 300.0
     """Longest wait for a local engine to become ready."""
 
+    @property
+    def served(self) -> str | None:
+        """The one model that is served; None for an upstream engine whose clients choose."""
+        return self.model or (None if self.kind == "upstream" else DEFAULT_MODEL)
+
+    @property
+    def name(self) -> str:
+        """What a client writes that has no model of its own in mind."""
+        return self.served or "default"
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
@@ -156,6 +168,13 @@ class TrainerSettings:
 
     world_size: int = 1
     """Trainer processes (one per GPU)."""
+
+    hostfile: str | None = None
+    """DeepSpeed hostfile (`HOST slots=N` a line): its launcher starts the trainer on all hosts, which must see the home;
+    absent: `world_size` processes here."""
+
+    launcher_args: Sequence[str] = ()
+    """Further flags of DeepSpeed's launcher, for example `--ssh_port=2222`."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""

@@ -40,7 +40,7 @@ def embedded(
         "model-path": model_dir,
         "host": "127.0.0.1",
         "port": port,
-        "served-model-name": settings.model,
+        "served-model-name": settings.name,
         "weight-version": BASE,
         "dtype": settings.dtype,
         "threads": settings.threads,
@@ -80,7 +80,7 @@ def sglang(
     native = {key.replace("_", "-"): value for key, value in settings.sglang.items()}
     values: dict[str, Any] = {
         "model-path": model_dir,
-        "served-model-name": settings.model,
+        "served-model-name": settings.name,
         "weight-version": BASE,
         "dtype": settings.dtype,
         "sampling-defaults": "openai",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reef_cli.core.errors import ConfigError, EvaluationError
+from reef_cli.core.errors import ConfigError, EvaluationError, ReefError
 from reef_cli.core.ports import Answering
 from reef_cli.core.types import Release
 from reef_cli.evaluation.asking import Asked, Asker
@@ -152,9 +152,16 @@ class _Run:
                     if on_progress is not None:
                         on_progress(self._done, total)
 
-        async with asyncio.TaskGroup() as group:
-            for index, item in enumerate(items):
-                group.create_task(one(index, item))
+        found: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, item in enumerate(items):
+                    group.create_task(one(index, item))
+        except* ReefError as failed:
+            # What ended the run is one thing, however many items met it.
+            found = failed.exceptions[0]
+        if found is not None:
+            raise found
 
     async def _item(self, index: int, item: Item) -> AsyncIterator[str]:
         """Every release on one item, yielding after each."""

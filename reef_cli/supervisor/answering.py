@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 
 from reef_cli.config.schema import EvaluationSettings
-from reef_cli.core.errors import EngineUnavailable, UnsupportedField, UpstreamError
+from reef_cli.core.errors import ConfigError, EngineUnavailable, UnsupportedField, UpstreamError
 from reef_cli.core.ports import Answer, Answering, ChatTemplate, GenerateRequest, Generation, Sampling
 from reef_cli.core.types import Release
 from reef_cli.evaluation.asking import Bench
@@ -41,13 +41,19 @@ def bench_of(settings: EvaluationSettings, own: Answering, session: Callable[[],
 class UpstreamAnswering:
     """Implements the port `Answering` over a provider that speaks chat completions."""
 
-    def __init__(self, url: str, model: str, key: str | None, session: Callable[[], aiohttp.ClientSession]) -> None:
+    def __init__(self, url: str, model: str | None, key: str | None, session: Callable[[], aiohttp.ClientSession]) -> None:
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._model = model
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session = session
 
     async def answer(self, messages: Sequence[Mapping[str, Any]], sampling: Sampling, release: Release | None) -> Answer:  # noqa: ARG002 - an upstream has one model
+        if self._model is None:
+            raise ConfigError(
+                "no model is named",
+                why="Reef asks the provider for one here, not a client",
+                hint="set engine.model in serve.yaml",
+            )
         body: dict[str, Any] = {"model": self._model, "messages": list(messages), "temperature": sampling.temperature}
         if sampling.max_new_tokens is not None:
             body["max_tokens"] = sampling.max_new_tokens

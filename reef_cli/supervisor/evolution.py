@@ -152,7 +152,7 @@ def _gateway(stack: "Stack", seconds: float) -> Gateway:
     def issue(scenario: str, episode: str) -> str:
         return stack.tokens.issue({Scope.INFER}, scenario=scenario, episode=episode, ttl_s=seconds + TOKEN_GRACE_S)
 
-    return Gateway(url, stack.settings.engine.model, issue, stack.tokens.revoke)
+    return Gateway(url, stack.settings.engine.name, issue, stack.tokens.revoke)
 
 
 def _asking(answering: Answering) -> Ask:

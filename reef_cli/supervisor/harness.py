@@ -206,7 +206,7 @@ def reached_address(request: web.Request) -> str:
 
 def open_service(settings: Settings, home: Home, releases: ReleaseService) -> HarnessService:
     """The harnesses of a deployment, over its chains. Blocks: reads or makes the page secret."""
-    return HarnessService(releases, page_secret=page_secret(home.page_secret), model=lambda _: settings.engine.model)
+    return HarnessService(releases, page_secret=page_secret(home.page_secret), model=lambda _: settings.engine.name)
 
 
 def open_harness(

@@ -62,7 +62,7 @@ class LocalEngine:
         Raises `ModelNotFound`, `MissingDependency`, `ConfigError`."""
         settings = self.settings
         store = ModelStore(cache_at(self._environ))
-        self.model_dir = await asyncio.to_thread(store.resolve, settings.model)
+        self.model_dir = await asyncio.to_thread(store.resolve, settings.name)
         # Tokenizer and templates take 7 MB; an upstream engine needs neither.
         from reef_cli.engines.chat_format import ModelChat
 

@@ -54,7 +54,7 @@ async def _main(loaded: Loaded, home: Home, tokens: TokenBook, made: str | None)
     stack = Stack(loaded, tokens, Metrics())
     stopping = asyncio.Event()
     _on_signals(stack, stopping)
-    _say(f"reef: starting {loaded.settings.engine.kind} engine with {loaded.settings.engine.model}")
+    _say(f"reef: starting {loaded.settings.engine.kind} engine with {_served(loaded)}")
     starting = asyncio.create_task(stack.start())
     waiting = asyncio.create_task(stopping.wait())
     announced = asyncio.create_task(_announce(stack, home))
@@ -107,10 +107,14 @@ def _settle_memory() -> None:
     gc.freeze()
 
 
+def _served(loaded: Loaded) -> str:
+    return loaded.settings.engine.served or f"the models of {loaded.settings.engine.url}"
+
+
 def _banner(stack: Stack, loaded: Loaded, home: Home, made: str | None) -> None:
     assert stack.server is not None
     recipe = stack.recipe.name if stack.recipe else "none: record only"
-    _say(f"reef: serving {loaded.settings.engine.model} at {stack.server.url} (recipe {recipe}, home {home.root})")
+    _say(f"reef: serving {_served(loaded)} at {stack.server.url} (recipe {recipe}, home {home.root})")
     if made:
         _say(f"reef: token {made} (kept in {home.token}, shown this once)")
     _say(f"reef: try  curl -H 'Authorization: Bearer ...' {stack.server.url}/reef/status  or  reef tui; Ctrl-C stops")

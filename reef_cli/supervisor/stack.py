@@ -192,7 +192,7 @@ class Stack:
         """What the creation release of every scenario stands for: the model folder, or the name of an upstream model."""
         if self.engine is not None:
             return base_artifact(self.engine.model_dir)
-        return upstream_artifact(self.settings.engine.url or "", self.settings.engine.model)
+        return upstream_artifact(self.settings.engine.url or "", self.settings.engine.model or "")
 
     async def _evolve(self, own: Asked) -> Asked | None:
         """What a recipe that evolves harnesses is judged by, when there is one."""
@@ -270,15 +270,13 @@ class Stack:
         if self.engine is not None:
             length, shadows = self.engine.context_length, self.routing.shadow_answers
             return LocalBackend(
-                self.engine.serving, self.engine.chat, model=engine.model, context_length=length, shadows=shadows
+                self.engine.serving, self.engine.chat, model=engine.name, context_length=length, shadows=shadows
             )
         if not engine.url:
             raise ConfigError(
                 "engine.url is missing", why="an upstream engine needs the provider's address", hint="set engine.url"
             )
-        # A default name would overwrite what clients send; only a name somebody chose does that.
-        chosen = engine.model if self.loaded.origins["engine.model"] != "default" else None
-        return UpstreamBackend(engine.url, engine.api, upstream_key(engine), model=chosen)
+        return UpstreamBackend(engine.url, engine.api, upstream_key(engine), model=engine.model)
 
     async def _listen(self) -> None:
         reef = self.settings.reef
@@ -290,7 +288,7 @@ class Stack:
         deps = Deps(
             settings=reef,
             engine_kind=self.settings.engine.kind,
-            model=self.settings.engine.model,
+            model=self.settings.engine.name,
             log=self.log,
             releases=self.releases,
             publishing=self.publisher,

@@ -37,7 +37,7 @@ class Status:
             "url": stack.server.url if stack.server else None,
             "engine": {
                 "kind": settings.engine.kind,
-                "model": settings.engine.model,
+                "model": settings.engine.served,
                 "url": settings.engine.url if settings.engine.kind == "upstream" else None,
                 "state": stack.not_ready() or "ready",
                 "restarts": stack.engine.restarts if stack.engine else 0,

@@ -69,6 +69,23 @@ def test_an_evaluation_goes_on_after_the_server_was_killed(provider: Upstream, s
         assert shown.startswith(f"{server.head()}\t1.000\t")
 
 
+def test_without_a_model_clients_choose_and_an_evaluation_says_what_it_lacks(
+    provider: Upstream, suite: Path, tmp_path: Path
+) -> None:
+    server = Server(tmp_path / "h", {"engine.kind": "upstream", "engine.url": provider.url})
+    with stopped(server):
+        server.start().ready()
+        place = {"REEF_HOME": str(server.home)}
+        assert f"serving the models of {provider.url}" in server.words()
+        assert json.loads(reef("status", "--json", **place).stdout)["engine"]["model"] is None
+        assert reef("chat", "hello", "--model", "theirs", **place).returncode == 0
+        assert provider.seen[-1].body["model"] == "theirs"
+        asked = len(provider.seen)
+        done = reef("eval", "--suite", str(suite), **place)
+        assert done.returncode != 0 and "engine.model" in done.stderr, done.stderr
+        assert len(provider.seen) == asked
+
+
 @contextmanager
 def on_terminal(*words: str, **place: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
     """A command whose stderr is a terminal, and all it has drawn there so far."""

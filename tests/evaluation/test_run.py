@@ -105,6 +105,14 @@ async def test_nothing_answered_is_an_outage(suite, release, scripted):
         await run_suite(asker.answering, suite(3), [release(A)], asker=asker)
 
 
+async def test_a_mistake_of_the_setting_is_raised_as_itself(suite, release, scripted):
+    def refused(name, question, sampling):
+        raise ConfigError("no model is named")
+
+    with pytest.raises(ConfigError, match="no model is named"):
+        await run_suite(scripted(refused), suite(5), [release("r1-a")])
+
+
 async def test_each_release_once(suite, release, scripted):
     for releases in ([], [release(A), release(A)]):
         with pytest.raises(ConfigError):
