@@ -114,7 +114,11 @@ def relation_faults(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield "trainer.push", "a LoRA adapter cannot be pushed as full weights", "use adapter or merged"
     if trainer.method == "full" and trainer.push in ("adapter", "merged"):
         yield "trainer.push", f"all weights are trained, there is no adapter to push as {trainer.push}", "use full"
-    if trainer.transport == "ipc" and (trainer.world_size > 1 or engine.replicas > 1 or engine.url or engine.urls):
+    if trainer.hostfile is not None and trainer.world_size > 1:
+        yield "trainer.world_size", "the hostfile says how many processes there are", "leave it out"
+    if trainer.transport == "ipc" and (
+        trainer.world_size > 1 or trainer.hostfile or engine.replicas > 1 or engine.url or engine.urls
+    ):
         yield (
             "trainer.transport",
             "ipc is for one trainer and one engine, started here, that share a GPU",

@@ -248,6 +248,8 @@ class Publisher:
             if surface is Surface.WEIGHTS:
                 await self._load(release)
         except ReefError as error:
+            if self._is_way_back(release):
+                raise  # a further one would fail as well; the head names what is served, and is followed when the engine can
             await self.note(release, "load_failed", {"reason": error.message})
             await self._compensate(release, error)
             raise EngineError(
@@ -261,6 +263,11 @@ class Publisher:
         await self.note(release, "served", {"swap_s": round(seconds, 4), "previous": previous.release_id if previous else None})
         self._retire(release.scenario)
         return release
+
+    def _is_way_back(self, release: Release) -> bool:
+        """Whether a release only says again what is served already."""
+        served = self._served.get(release.scenario, {}).get(Surface.WEIGHTS)
+        return served is not None and served.content_id == release.content_id
 
     async def _compensate(self, release: Release, error: ReefError) -> None:
         """Append a rollback to what is really being served, so that the chain's head never names unloaded weights."""

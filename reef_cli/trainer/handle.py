@@ -20,6 +20,7 @@ from reef_cli.core.errors import EngineError, TrainerError
 from reef_cli.core.ports import Reference, TrainerProgress
 from reef_cli.core.types import Candidate, Held, Release, Sample
 from reef_cli.trainer import protocol
+from reef_cli.trainer.launcher import Hosts
 from reef_cli.trainer.protocol import Done, Failed, Message, Progress, Ready
 from reef_cli.trainer.ranks import Rank, RankGroup
 
@@ -54,7 +55,9 @@ class TrainerHandle:
         borrow: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         """`borrow` gets the memory that a step needs from whoever has it otherwise, and gives it back afterwards."""
-        self._settings = replace(settings, device=choose_device(settings.device))
+        self._hosts = Hosts.read(Path(settings.hostfile)) if settings.hostfile else None
+        world_size = self._hosts.world_size if self._hosts else settings.world_size
+        self._settings = replace(settings, device=choose_device(settings.device), world_size=world_size)
         self._model_dir, self._program, self.log = model_dir, program, log
         self._seed, self._engine_keys, self._transport = seed, (engine_key, engine_read_key), transport
         self._borrow = borrow
@@ -159,7 +162,13 @@ class TrainerHandle:
             await self._drop(self._group)
         settings = self._settings
         threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.world_size)
-        group = await RankGroup.start(settings.world_size, threads, settings.device == "cuda", self.log)
+        cuda = settings.device == "cuda"
+        if self._hosts is None:
+            group = await RankGroup.start(settings.world_size, threads, cuda, self.log)
+        else:
+            group = await RankGroup.launch(
+                self._hosts, threads, cuda, self.log, settings.launcher_args, settings.start_timeout_s
+            )
         self._group = group
         self.starts += 1
         try:

@@ -81,6 +81,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame of a rank that comes over the network: who it is, and that it may."""
+
+    rank: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The model is loaded. `facts` are for the log and the status page."""
 
@@ -116,10 +124,10 @@ class Failed:
     fatal: bool = False
 
 
-Message = Init | Train | Push | Score | Stop | Ready | Progress | Done | Failed
+Message = Init | Train | Push | Score | Stop | Hello | Ready | Progress | Done | Failed
 _TYPES: Mapping[str, type] = {
     "init": Init, "train": Train, "push": Push, "score": Score, "stop": Stop,
-    "ready": Ready, "progress": Progress, "done": Done, "failed": Failed,
+    "hello": Hello, "ready": Ready, "progress": Progress, "done": Done, "failed": Failed,
 }  # fmt: skip
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 

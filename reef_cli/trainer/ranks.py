@@ -10,12 +10,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from reef_cli.core.errors import TrainerError
 from reef_cli.trainer import protocol
+from reef_cli.trainer.launcher import Hosts, Meeting, command, environment, spawn
 from reef_cli.trainer.process import rank_environment
 from reef_cli.trainer.protocol import Message
 
@@ -79,9 +81,33 @@ class RankGroup:
                 group.ranks.append(await _spawn(env, sink))
         return group
 
+    @classmethod
+    async def launch(
+        cls, hosts: Hosts, threads: int, cuda: bool, log: Path, extra: Sequence[str], limit_s: float
+    ) -> "RankGroup":
+        """Have DeepSpeed's launcher start them on all hosts; one process here stands for all. Raises `TrainerError`."""
+        group, port, place = cls([], log), _free_port(), log.with_name("trainer.meet")
+        meeting = Meeting(place, hosts)
+        await meeting.open()
+        rank = rank_environment(os.environ, rank=0, world_size=hosts.world_size, port=port, threads=threads, cuda=cuda)
+        env = environment(rank, log.with_name("trainer.env"))
+        try:
+            with _open_log(log) as sink:
+                process = await spawn(command(hosts, place, port, extra), env, sink)
+            try:
+                came = await meeting.everybody(process, limit_s)
+            except BaseException:
+                _signal_session(process.pid, signal.SIGKILL)
+                await process.wait()
+                raise
+        finally:
+            await meeting.close()
+        group.ranks = [Rank(process, reader, writer) for reader, writer in came]
+        return group
+
     @property
     def pids(self) -> list[int]:
-        return [rank.process.pid for rank in self.ranks]
+        return list(dict.fromkeys(rank.process.pid for rank in self.ranks))
 
     async def send(self, message: Message) -> None:
         """The same command to every rank. A dead rank is noticed when its answer is awaited, not here."""

@@ -1,11 +1,11 @@
 """A trainer process: one rank. Started by `TrainerHandle`, never by hand.
 
-    python -m reef_cli.trainer.worker --fd N
+    python -m reef_cli.trainer.worker --fd N | --meet FILE
 
-Reads commands from the inherited socket `N`, obeys them one after the other, and reports. A thread sends a sign of life at
-least every two seconds, so the server can tell slow from stuck; another thread reads the socket, so the death of the server
-(end of file) ends this process at once, even in the middle of a step. Everything printed goes to the log file the server
-opened.
+Reads commands from the inherited socket `N`, or the connection that `FILE` leads to (`launcher`), obeys them one after the
+other, and reports. A thread sends a sign of life at least every two seconds, so the server can tell slow from stuck; another
+thread reads the socket, so the death of the server (end of file) ends this process at once, even in the middle of a step.
+Everything printed goes to the log file the server opened.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reef_cli.core.errors import ReefError
-from reef_cli.trainer import protocol
+from reef_cli.trainer import launcher, protocol
 from reef_cli.trainer.protocol import Channel, Done, Failed, Init, Message, Progress, Push, Ready, Score, Stop, Train
 
 ORPHANED = 3
@@ -135,9 +135,17 @@ class Worker:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="One rank of Reef's trainer; started by the server.")
-    parser.add_argument("--fd", type=int, required=True)
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--fd", type=int, help="an inherited socket")
+    way.add_argument("--meet", type=Path, help="the file that says where the server waits")
+    options = parser.parse_args()
     faulthandler.enable()
-    channel = Channel(socket.socket(fileno=parser.parse_args().fd))
+    if options.meet is None:
+        sock = socket.socket(fileno=options.fd)
+    else:
+        os.environ.setdefault("LOCAL_SIZE", os.environ["WORLD_SIZE"])
+        sock = launcher.connect(options.meet, int(os.environ["RANK"]))
+    channel = Channel(sock)
     pulse, inbox = Pulse(channel), Inbox(channel)
     init = inbox.next()
     if not isinstance(init, Init):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reef_cli.core.clock import SystemClock
-from reef_cli.core.errors import EngineError, HeadMoved, ReleaseNotFound, ReleaseNotServable
+from reef_cli.core.errors import EngineError, EngineUnavailable, HeadMoved, ReleaseNotFound, ReleaseNotServable
 from reef_cli.core.ids import ReleaseId
 from reef_cli.core.types import Draft, Operation, Release, Surface
 from reef_cli.experience.log import ExperienceLog
@@ -21,8 +21,11 @@ class Engine(Adapters):
     """An engine that can refuse what comes from training."""
 
     full = False
+    away = False
 
     async def load(self, release: Release, directory: Path | None) -> None:
+        if self.away:
+            raise EngineUnavailable("the engine is away")
         if self.full and release.operation is Operation.TRAINING:
             raise EngineError("no room for another adapter")
         await super().load(release, directory)
@@ -83,6 +86,22 @@ async def test_a_release_that_cannot_be_loaded_is_taken_back_in_the_chain(settin
     assert head is not None and served.release_id == head.release_id
     assert head.operation is Operation.ROLLBACK and head.content_id == good.content_id
     assert setting.told() == ["served", "load_failed", "served"]
+
+
+async def test_an_engine_that_is_away_gets_one_way_back_however_often_it_is_tried(setting: Setting) -> None:
+    """Each look at the head used to add a rollback, one every two seconds until the engine came again."""
+    good = await setting.publish()
+    setting.engine.away = True
+    with pytest.raises(EngineUnavailable):
+        await setting.publish()
+    head, known = setting.releases.head(SCENARIO), len(setting.releases.list(SCENARIO))
+    assert head is not None and head.operation is Operation.ROLLBACK and head.content_id == good.content_id
+    for _ in range(3):
+        with pytest.raises(EngineUnavailable):
+            await setting.publisher.follow(SCENARIO)
+    assert setting.publisher.served(SCENARIO) == good and len(setting.releases.list(SCENARIO)) == known
+    setting.engine.away = False
+    assert await setting.publisher.follow(SCENARIO) == head == setting.releases.head(SCENARIO)
 
 
 async def test_a_stale_publisher_loses_and_nothing_changes(setting: Setting) -> None:
