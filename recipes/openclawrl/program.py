@@ -1,6 +1,7 @@
 """OpenClaw-RL's tensor half: the vote as an advantage, and distillation from the policy's base reading the hint.
 
     L = mean over tokens of  reward_weight * L_ppo(sampled token, A = vote)  +  hint_weight * L_hint
+    A is the vote, or with `vote_baseline` the vote minus the batch's mean one
     L_hint, top_k K:  sum over the policy's K likeliest ids v of the clipped surrogate with A_v = w_v * clip(log T_v - log S_v)
     L_hint, top_k 0:  the clipped surrogate of the sampled token with A = clip(log T - log S)
 
@@ -8,7 +9,7 @@ w is the policy's softmax over the K ids; S are the policy's log-probs at the st
 program's numbers would move the clip (arXiv:2603.10165; the K ids are those of the weights being trained, not of the sampling).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ class ProgramSettings:
 
     policy_lr: float
     reward_weight: float
+    vote_baseline: bool
     hint_weight: float
     top_k: int
     hint_choice: str
@@ -73,6 +75,7 @@ class OpenClawRLProgram(Program):
 
     def train(self, policy: Policy, batch: Batch) -> StepReport:
         s = self.settings
+        votes = advantages([sample.reward for sample in batch.samples], s.vote_baseline)
         lessons = {id(micro): self._lesson(policy, batch, micro) for micro in batch.micros} if s.hint_weight else {}
 
         def ids(micro: MicroBatch) -> Tensor:
@@ -80,8 +83,7 @@ class OpenClawRLProgram(Program):
             return torch.cat([own, lessons[id(micro)].ids], -1) if lessons else own
 
         def terms(micro: MicroBatch, out: TokenOutput) -> Terms:
-            votes = batch.per_token(micro, [sample.reward for sample in batch.samples])
-            reward = policy_terms(self.off, out.logprob, micro.rollout_logprobs, votes, micro.row)
+            reward = policy_terms(self.off, out.logprob, micro.rollout_logprobs, batch.per_token(micro, votes), micro.row)
             if not lessons:
                 return Terms(s.reward_weight * reward.loss, reward.masked)
             taught = hint_loss(out.logprobs[:, 1:], lessons[id(micro)], s.gap_clip, weighted=s.top_k > 0)
@@ -112,6 +114,12 @@ class OpenClawRLProgram(Program):
             return {}
         gaps = [(lesson.teacher - lesson.old).abs().mean(-1).sum().double() for lesson in lessons.values()]
         return {"teacher_gap": float(policy.sum(torch.stack(gaps).sum())) / max(1, batch.tokens)}
+
+
+def advantages(votes: Sequence[float], baseline: bool) -> list[float]:
+    """The votes, minus their mean where there is a `baseline`."""
+    level = mean(votes) if baseline else 0.0
+    return [vote - level for vote in votes]
 
 
 def choose(overlaps: Tensor, micro: MicroBatch, how: str) -> Tensor:

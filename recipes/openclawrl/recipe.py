@@ -57,6 +57,9 @@ class OpenClawRLSettings(RecipeSettings):
     reward_weight: float = 1.0
     """Weight of the votes (binary reward)."""
 
+    vote_baseline: bool = False
+    """Whether a batch's mean vote is taken off each of its votes; off is the paper's."""
+
     hint_weight: float = 1.0
     """Weight of the hints (distillation from the hinted teacher); 0 learns from votes alone."""
 
@@ -101,7 +104,8 @@ class OpenClawRLRecipe(WeightsRecipe):
     settings: OpenClawRLSettings
     program_path: ClassVar[str] = "recipes.openclawrl.program:OpenClawRLProgram"
     for_program: ClassVar[tuple[str, ...]] = (
-        "policy_lr", "reward_weight", "hint_weight", "top_k", "hint_choice", "teacher", "gap_clip", "off_policy",
+        "policy_lr", "reward_weight", "vote_baseline", "hint_weight", "top_k", "hint_choice", "teacher", "gap_clip",
+        "off_policy",
     )  # fmt: skip
 
     def observer(self, scenario: str, tools: Tools) -> SessionObserver:

@@ -250,9 +250,9 @@ class Server:
 
 
 @contextmanager
-def serving(home: Path, model: Path, **settings: str) -> Iterator[Server]:
+def serving(home: Path, model: Path, config: Path | None = None, **settings: str) -> Iterator[Server]:
     """A ready server over a model folder; settings by their dotted names (`**{"reef.batch_size": "4"}`)."""
-    server = Server(home, {"engine.model": str(model), **settings})
+    server = Server(home, {"engine.model": str(model), **settings}, config=config)
     with stopped(server):
         yield server.start().ready()
 

@@ -13,7 +13,7 @@ import torch
 from recipes.openclawrl import judge as judging
 from recipes.openclawrl.judge import Exchange, Opinion, by_words, evaluation, hint
 from recipes.openclawrl.observer import SessionObserver, bind
-from recipes.openclawrl.program import EPS_HIGH, EPS_LOW, Lesson, choose, hint_loss
+from recipes.openclawrl.program import EPS_HIGH, EPS_LOW, Lesson, advantages, choose, hint_loss
 from recipes.openclawrl.recipe import HINTED, TEACHER_PROMPTS, OpenClawRLRecipe, OpenClawRLSettings
 from reef_cli.config.off_policy import OffPolicy
 from reef_cli.core.errors import ConfigError, EngineError
@@ -281,12 +281,20 @@ def test_votes_and_hints_add_up_to_the_worked_advantages(vote: float, clip: floa
     assert new.grad is not None and (-new.grad).tolist() == pytest.approx(pushed, abs=1e-6)
 
 
+def test_a_baseline_makes_votes_add_up_to_nothing() -> None:
+    assert advantages([1.0, -1.0, -1.0, -1.0], True) == [1.5, -0.5, -0.5, -0.5]
+    assert advantages([-1.0, -1.0], True) == [0.0, 0.0]
+    assert advantages([1.0, -1.0, -1.0], False) == [1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("baseline", [False, True])
 @pytest.mark.parametrize("top_k", [0, 3])
-def test_a_step_equals_the_oracle(toy_model: Path, top_k: int) -> None:
+def test_a_step_equals_the_oracle(toy_model: Path, top_k: int, baseline: bool) -> None:
     """reward_weight * (-vote) + hint_weight * sum_v of -A_v at ratio 1, the teacher being the base after the hinted prompt."""
-    mine = recipe(top_k=top_k, reward_weight=0.5, hint_weight=2.0, gap_clip=0.4)
+    mine = recipe(top_k=top_k, reward_weight=0.5, hint_weight=2.0, gap_clip=0.4, vote_baseline=baseline)
     lab = learner(toy_model, mine.program())
-    turns = [judged(1, -1.0, "be brief", answer="abc"), judged(2, 1.0, answer="de")]
+    turns = [judged(1, -1.0, "be brief", answer="abc"), judged(2, 1.0, answer="de"), judged(3, 1.0, answer="f")]
+    level = 1 / 3 if baseline else 0.0
     samples = mine.assemble(on_policy(lab, turns), TOOLS)
     total, n = 0.0, 0
     for sample in samples:
@@ -294,11 +302,12 @@ def test_a_step_equals_the_oracle(toy_model: Path, top_k: int) -> None:
         theirs = replace(sample, tokens=replace(sample.tokens, prompt_ids=tuple(prompt)))
         pairs = zip(table(lab, sample), table(lab, theirs), sample.tokens.output_ids, strict=True)
         for own, taught, token in pairs:
-            total += 0.5 * -sample.reward + 2.0 * distilled(own, taught, token, top_k, 0.4)
+            total += 0.5 * (level - sample.reward) + 2.0 * distilled(own, taught, token, top_k, 0.4)
             n += 1
     metrics = lab.step(samples).metrics
     assert metrics["policy_loss"] == pytest.approx(total / n, rel=2e-3, abs=2e-5)
-    assert (metrics["good_share"], metrics["bad_share"], metrics["hinted_share"]) == (0.5, 0.5, 0.5)
+    shares = (metrics["good_share"], metrics["bad_share"], metrics["hinted_share"])
+    assert shares == pytest.approx((2 / 3, 1 / 3, 1 / 3))
 
 
 def table(lab: Any, sample: Sample) -> list[list[float]]:
