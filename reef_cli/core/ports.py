@@ -224,6 +224,12 @@ class Answer:
     prompt_tokens: int = 0
     cost: float | None = None
 
+    @property
+    def only_reasoning(self) -> bool:
+        """Whether the tokens ran out before anything was written but reasoning, which providers keep apart from the text."""
+        thinking = "<think>" in self.text and "</think>" not in self.text
+        return self.finish == "length" and (thinking or not self.text.strip())
+
 
 class Answering(Protocol):
     """Answers a conversation as a release would, outside the record (nothing of it becomes experience)."""

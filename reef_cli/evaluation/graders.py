@@ -351,4 +351,5 @@ _TYPES: dict[str, Any] = {
     "rubric": str,
     "reference": str,
     "votes": int,
+    "tokens": int,
 }

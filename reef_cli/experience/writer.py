@@ -124,7 +124,7 @@ class Writer:
         with self._gate:
             if self._closed:
                 raise Draining("the experience log is closed", hint="the server is shutting down; try again later")
-            # All that one turn of the loop brings goes over at once: each hand-over wakes the writer, which wants the interpreter.
+            # What one turn of the loop brings goes over at once: each hand-over wakes the writer, which wants the interpreter.
             if (coming := self._coming.get(unit.loop)) is not None:
                 coming.append(unit)
             else:

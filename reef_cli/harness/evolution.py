@@ -18,7 +18,7 @@ from reef_cli.core.ports import Reference, TrainerProgress
 from reef_cli.core.types import Candidate, Release, Sample
 from reef_cli.harness import merge, pages
 from reef_cli.harness import tree as trees
-from reef_cli.harness.proposing import Ask, Evidence, Past, Proposed, Proposer, Window
+from reef_cli.harness.proposing import Ask, Evidence, OnlyReasoning, Past, Proposed, Proposer, Window
 from reef_cli.harness.service import HarnessService
 from reef_cli.harness.tree import Tree
 from reef_cli.harness.workbench import Mounted, Workbench
@@ -127,7 +127,11 @@ class Evolution:
             return await asyncio.to_thread(self._carried_over, scenario, asked)
         evidence = tuple(Evidence.of(sample) for sample in samples)
         await asyncio.to_thread(self._sources.failed, scenario, evidence)
-        return await self._proposer.propose(Window(tree, evidence, tuple(self._sources.history(scenario))), self._sources.ask)
+        window = Window(tree, evidence, tuple(self._sources.history(scenario)))
+        try:
+            return await self._proposer.propose(window, self._sources.ask)
+        except OnlyReasoning as spent:
+            return Proposed(reason=str(spent))
 
     def _carried_over(self, scenario: str, sample: Sample) -> Proposed:
         """Somebody's own edit, carried over onto the harness in force. Raises `Refused`."""

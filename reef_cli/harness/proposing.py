@@ -15,7 +15,17 @@ from reef_cli.harness.merge import Mutation
 from reef_cli.harness.tree import Tree
 
 Ask = Callable[[Sequence[Mapping[str, Any]], int, float], Awaitable[str]]
-"""Asks a model: chat messages, most new tokens, temperature. Raises what engines raise."""
+"""Asks a model: chat messages, most new tokens, temperature. Raises what engines raise, and `OnlyReasoning`."""
+
+
+class OnlyReasoning(Exception):
+    """The model spent all its tokens on reasoning and answered nothing. `tokens` is how many it was given."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(
+            f"the model spent its whole budget of {tokens} tokens on reasoning and answered nothing; "
+            "raise max_tokens in reef.proposer_settings"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,12 +140,18 @@ class HarnessService:
     # what routes answer
 
     def manifest(self, scenario: str, release_id: str | None = None) -> dict[str, Any]:
-        """`GET /reef/harness`: the tree in force (or a pinned one) with its facts."""
+        """`GET /reef/harness`: the tree in force (or a pinned one) with its facts.
+
+        `files` and `artifact_version` are what `reef-client` pulls: the canonical folder by path. Files that are no text are
+        named in `binary_files`; `entries` has their bytes.
+        """
         release = self.find(scenario, release_id)
         tree = self.tree_of(release)
         facts = self._row(release) if release else {"release_id": None, "content_id": None, "step": None, "changed": ""}
         needs = {"requires": tree.requires, "needs_nothing": self._needs_nothing(scenario)}
-        return {"scenario": scenario, **facts, "model": self._model(scenario), **needs, "entries": tree.wire()}
+        texts, others = trees.texts(tree)
+        pulled = {"artifact_version": release.release_id if release else "", "files": texts, "binary_files": others}
+        return {"scenario": scenario, **facts, "model": self._model(scenario), **needs, "entries": tree.wire(), **pulled}
 
     def releases(self, scenario: str) -> list[dict[str, Any]]:
         """`GET /reef/harness/releases`: oldest first."""
@@ -155,6 +161,7 @@ class HarnessService:
     def _row(self, release: Release) -> dict[str, Any]:
         return {
             "release_id": release.release_id,
+            "artifact_version": release.release_id,
             "parent_release_id": release.parent_release_id,
             "content_id": release.content_id,
             "step": release.step,

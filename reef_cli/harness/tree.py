@@ -112,6 +112,18 @@ def serialise(tree: Tree) -> dict[str, TreeFile]:
     return out
 
 
+def texts(tree: Tree) -> tuple[dict[str, str], list[str]]:
+    """The canonical files that are text, by path, and the paths of the others."""
+    found: dict[str, str] = {}
+    others: list[str] = []
+    for path, file in serialise(tree).items():
+        try:
+            found[path] = file.data.decode()
+        except UnicodeDecodeError:
+            others.append(path)
+    return found, others
+
+
 def deserialise(files: Mapping[str, TreeFile]) -> Tree:
     """The tree of canonical files. Unknown or missing files are errors: nothing rides along unseen."""
     try:

@@ -29,7 +29,7 @@ from reef_cli.harness.episodes import Caps
 from reef_cli.harness.evolution import Evolution, Sources
 from reef_cli.harness.pool import Executor, LocalPool
 from reef_cli.harness.promotion import Promoted, Promotions
-from reef_cli.harness.proposing import Ask, Past, load
+from reef_cli.harness.proposing import Ask, OnlyReasoning, Past, load
 from reef_cli.harness.ray_pool import RayPool
 from reef_cli.harness.trials import Gateway, Setting, Trials
 from reef_cli.learning import jobs
@@ -158,7 +158,10 @@ def _gateway(stack: "Stack", seconds: float) -> Gateway:
 def _asking(answering: Answering) -> Ask:
     async def ask(messages: Sequence[Mapping[str, Any]], max_tokens: int, temperature: float) -> str:
         sampling = Sampling(max_new_tokens=max_tokens, temperature=temperature)
-        return (await answering.answer(messages, sampling, None)).text
+        answer = await answering.answer(messages, sampling, None)
+        if answer.only_reasoning:
+            raise OnlyReasoning(max_tokens)
+        return answer.text
 
     return ask
 

@@ -87,9 +87,10 @@ class HarnessRoutes:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def manifest(self, request: web.Request) -> web.Response:
-        """The harness in force (or `?release_id=`): entries, requirements, facts of its release."""
+        """The harness in force (or `?release_id=`, also `?version=`): entries, requirements, facts of its release."""
         scenario = _known_scenario(request)
-        return answer(await asyncio.to_thread(self._service.manifest, scenario, request.query.get("release_id")))
+        wanted = request.query.get("release_id") or request.query.get("version")
+        return answer(await asyncio.to_thread(self._service.manifest, scenario, wanted))
 
     async def releases(self, request: web.Request) -> web.Response:
         """Harness releases, oldest first, held ones included."""

@@ -162,7 +162,7 @@ def test_reef_client(front: Server, provider: Upstream, tmp_path: Path, environm
     bin_ = environment("reef-client")
     plays(provider, ("bash", {"command": "ls"}), "Two files.")
     program = f"""
-import json, sys
+import json, os, sys
 from reef_client import ReefClient, ReefClientError
 client = ReefClient({front.url!r}, token=sys.stdin.read())
 ask = {{"model": "m", "messages": [{{"role": "user", "content": "what is here?"}}]}}
@@ -175,9 +175,20 @@ try:
     client.report("seeds", {{"score": 1.0}}, references=["nowhere"])
 except ReefClientError as error:
     refused = error.status
-versions = client.harness_versions("seeds")
+before = client.harness_versions("seeds")
+pulls = []
+for text in ("one", "two"):
+    entry = {{"id": f"rule-{{text}}", "kind": "rules", "config": {{"text": text}}}}
+    edit = {{"mutations": [{{"op": "create", "entry": entry}}], "reason": "r"}}
+    pulls.append(client.post("/reef/harness/proposals", "seeds", edit)[0]["release_id"])
+assert client.harness_pull("seeds", "pulled") == pulls[1]
+assert open("pulled/rules/rule-two/text.md").read() == "two"
+assert client.harness_pull("seeds", "pulled", version=pulls[0]) == pulls[0]
+assert open("pulled/rules/rule-one/text.md").read() == "one" and not os.path.exists("pulled/rules/rule-two/text.md")
+versions = [row["artifact_version"] for row in client.harness_versions("seeds")]
+assert before == [] and versions == pulls, (before, versions)
 text = body["choices"][0]["message"]["content"]
-print(json.dumps([call["function"]["name"], text, [first, second], told, refused, versions]))
+print(json.dumps([call["function"]["name"], text, [first, second], told, refused]))
 """
     ran = subprocess.run(
         [bin_ / "python", "-c", program],
@@ -186,11 +197,12 @@ print(json.dumps([call["function"]["name"], text, [first, second], told, refused
         text=True,
         timeout=LIMIT_S,
         env=plain(tmp_path),
+        cwd=tmp_path,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    tool, text, receipts, told, refused, versions = json.loads(ran.stdout)
-    assert (tool, text, refused, versions) == ("bash", "Two files.", 400, [])
+    tool, text, receipts, told, refused = json.loads(ran.stdout)
+    assert (tool, text, refused) == ("bash", "Two files.", 400)
     assert [record["id"] for record in kept(front, "seeds")] == receipts
     assert [one["reference"] for one in told["eligible"]] == receipts
 

@@ -196,9 +196,22 @@ async def test_a_judge_that_is_away_is_tried_again_then_missing():
         await judged({"kind": "judge", "rubric": "r", "votes": 1}, away)
 
 
+@pytest.mark.parametrize("text", ["", " \n", "<think>Is it polite? It begins with"])
+async def test_a_judge_that_only_reasons_says_what_to_raise(text):
+    class Thinking(Judge):
+        async def answer(self, messages, sampling, release):
+            await super().answer(messages, sampling, release)
+            return Answer(text, sampling.max_new_tokens, "length", None, 100)
+
+    spec = {"kind": "judge", "rubric": "r", "votes": 1, "tokens": 64}
+    with pytest.raises(Ungraded, match="spent its 64 tokens on reasoning; raise `tokens`"):
+        await grade(build(spec), Case(QUESTION, "Paris."), Caller(Thinking(lambda *_: text), pauses_s=()))
+
+
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
+        ({"kind": "judge", "rubric": "r", "tokens": 0}, "above 0"),
         ({"kind": "judge", "rubric": " "}, "what counts"),
         ({"kind": "judge", "rubric": "r", "votes": 0}, "1 to 15"),
         ({"kind": "judge"}, "rubric"),

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable
+from reef_cli.gateway.backends.local import engine_ids
 from reef_cli.gateway.deps import GatewayOptions
 from tests.doubles.engine import WordChat
 from tests.gateway.inference_kit import PATHS, H, ask, local, only, payloads, post, stored, with_tool
@@ -419,3 +420,10 @@ async def test_a_published_release_is_what_the_engine_is_asked_for(tmp_path: Pat
         assert stored(made, headers["x-reef-agent-record-id"]).weight_version == f"s1@{lora.release_id}"
         _, headers, _ = await post(made, PATHS["chat"], ask("chat"), **{"x-reef-release-id": base.release_id})
         assert headers["x-reef-weight-version"] == "base" and stored(made, first).weight_version == "base"
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 11, 101])
+def test_ending_one_answer_in_the_engine_ends_no_other(count: int) -> None:
+    ids = engine_ids("0" * 32, count)
+    assert len(set(ids)) == count
+    assert not [(one, other) for one in ids for other in ids if one != other and other.startswith(one)]

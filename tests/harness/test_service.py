@@ -17,7 +17,7 @@ from reef_cli.core.errors import (
 from reef_cli.core.types import Draft, Operation, Release, Surface
 from reef_cli.harness import discovery, install
 from reef_cli.harness.service import HarnessService
-from reef_cli.harness.tree import Tree
+from reef_cli.harness.tree import Tree, serialise
 from reef_cli.releases.service import ReleaseService
 from tests.harness.test_install import shell
 
@@ -83,6 +83,18 @@ def test_manifest_order_and_held_releases(chain: ReleaseService, service: Harnes
     with pytest.raises(ReleaseNotFound):
         service.manifest("s", "r9-00000000")
     assert [item["op"] for item in service.diff("s", first.release_id, second.release_id)] == ["update", "create"]
+
+
+def test_a_manifest_is_also_the_canonical_folder_by_path(chain: ReleaseService, service: HarnessService) -> None:
+    assert (service.manifest("s")["artifact_version"], list(service.manifest("s")["files"])) == ("", ["tree.json"])
+    files = {"a.sh": {"text": "x\r\n", "executable": True}, "b.bin": {"base64": "//8="}}
+    skill = {"id": "go", "kind": "skill", "config": {"description": "d", "text": "How.", "files": files}}
+    made = publish(chain, service, skill)
+    found = service.manifest("s")
+    written = {path: file.data for path, file in serialise(Tree.of([skill])).items()}
+    assert found["artifact_version"] == made.release_id == service.releases("s")[-1]["artifact_version"]
+    assert found["binary_files"] == ["skill/go/files/b.bin"]
+    assert {path: text.encode() for path, text in found["files"].items()} | {"skill/go/files/b.bin": b"\xff\xff"} == written
 
 
 def test_the_page_escapes_everything_and_needs_its_key(chain: ReleaseService, service: HarnessService) -> None:

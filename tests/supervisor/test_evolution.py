@@ -304,6 +304,27 @@ def coding_tasks(folder: Path, count: int) -> None:
         )
 
 
+def test_a_model_that_only_reasons_proposes_nothing_and_the_job_says_what_to_raise(provider: Upstream, tmp_path: Path) -> None:
+    more = {
+        "reef.proposer": "reef_cli.harness.proposers:LanguageModel",
+        "reef.proposer_settings": '{"max_tokens": 64}',
+    }
+    message = {"role": "assistant", "content": "", "reasoning_content": "Well, let me think about that. " * 20}
+    choice = {"index": 0, "message": message, "finish_reason": "length"}
+    provider.replies(200, {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+    try:
+        with serving(tmp_path / "h", Path("stub-model"), **settings(provider, tmp_path, **more)) as server:
+            complain(server, "s", "too long")
+            asked = len(provider.seen)
+            job = ended(server, "s")
+            assert (job["state"], job["outcome"]) == ("settled", "unchanged"), job
+            assert "budget of 64 tokens on reasoning" in job["reason"] and "max_tokens" in job["reason"], job["reason"]
+            assert "reef.proposer_settings" in job["reason"] and len(provider.seen) == asked + 1, "asking again spends the same"
+            assert len(server.releases("s")) == 1 and entries(server, "s") == []
+    finally:
+        provider.script = heeding
+
+
 def test_a_model_proposes_coding_tasks_judge_and_a_person_promotes(provider: Upstream, tmp_path: Path) -> None:
     coding_tasks(tmp_path / "tasks", 4)
     more = {

@@ -40,6 +40,13 @@ class Shadows(Protocol):
         ...
 
 
+def engine_ids(receipt: str, count: int) -> list[str]:
+    """What the engine calls the answers of one request. An engine ends all requests whose id begins with the one it is told to
+    end (SGLang's `/abort_request`), so all have one length: none is the beginning of another."""
+    width = len(str(count - 1))
+    return [f"{receipt}-{number:0{width}d}" for number in range(count)]
+
+
 class LocalBackend:
     """Implements `Backend` over a local engine. `model` is the served name; `context_length` caps the template's own."""
 
@@ -90,7 +97,7 @@ class LocalBackend:
 
     def requests(self, call: Call, plan: Plan) -> list[GenerateRequest]:
         release = served_weights(call.release)
-        rids = [f"{call.context.receipt}-{number}" for number in range(plan.request.options.n)]
+        rids = engine_ids(call.context.receipt, plan.request.options.n)
         return [
             GenerateRequest(plan.prompt_ids, sampling, release, rid, pinned=call.context.pin is not None)
             for rid, sampling in zip(rids, plan.samplings(), strict=True)
