@@ -132,5 +132,15 @@ def _draw(job: dict[str, Any]) -> None:
             ("age", "state", "detail"), [(output.age(m.get("at")), m.get("state"), m.get("detail") or "") for m in moves]
         )
         print()
-    for name, value in sorted((job.get("detail") or {}).items()):
-        output.pairs([(name, value)])
+    detail = dict(job.get("detail") or {})
+    metrics = detail.pop("metrics", None)
+    output.pairs(sorted(detail.items()))
+    if isinstance(metrics, dict):
+        output.pairs([(name, _figure(value)) for name, value in sorted(metrics.items())])
+
+
+def _figure(value: object) -> object:
+    """A metric in few characters: numbers to four digits, counts by what was counted."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_figure(count)}" for key, count in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else value

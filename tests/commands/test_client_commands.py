@@ -139,6 +139,24 @@ def job(state: str, **more: object) -> dict[str, object]:
     return {"job_id": "j1", "scenario": "default", "state": state, "outcome": None, "reason": None, "detail": {}, **more}
 
 
+def test_jobs_show_prints_a_steps_diagnostics(reef: Reef, server: FakeReef) -> None:
+    metrics = {
+        "masked_share": 0.25, "ess_share": 0.82515, "k3": 0.1169571, "logprob_gap_lag0": None, "skipped": "ess_too_low",
+        "lag_histogram": {"0": 12, "2": 4}, "policy_updated": False,
+    }  # fmt: skip
+    ended = job(
+        "settled", outcome="reject", detail={"metrics": metrics, "smoke": 1.0}, transitions=[{"at": 0, "state": "training"}]
+    )
+    server.overrides["GET", "/reef/scenarios/default/jobs/j1"] = lambda *_: (200, ended)
+    lines = reef("jobs", "show", "j1").out.splitlines()
+    for line in (
+        "masked_share\t0.25", "ess_share\t0.8252", "k3\t0.117", "skipped\tess_too_low", "lag_histogram\t0: 12, 2: 4",
+        "policy_updated\tFalse", "smoke\t1.0",
+    ):  # fmt: skip
+        assert line in lines, lines
+    assert reef("jobs", "show", "j1", "--json").json["detail"]["metrics"] == metrics
+
+
 def test_jobs_wait_follows_to_the_end_and_exits_by_outcome(reef: Reef, server: FakeReef) -> None:
     states = ["training", "evaluating", "settled"]
 
