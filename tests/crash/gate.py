@@ -1,0 +1,99 @@
+"""A door in front of an engine: passes everything on, but holds one chosen control call, so that processes are killed there."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+from aiohttp import web
+
+HOP = ("transfer-encoding", "connection", "content-length", "keep-alive")
+
+
+class Gate:
+    """Listens at `url`, passes on to `target`."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.url = ""
+        self.caught = threading.Event()
+        self._opened = threading.Event()
+        self._hold: tuple[str, int, bool] | None = None
+        self._seen = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+        assert self._ready.wait(20)
+
+    def hold(self, path: str, nth: int, before: bool) -> None:
+        """Catch the `nth` call of `path` from now on, `before` it reaches the engine or before its answer comes back."""
+        self.caught.clear()
+        self._opened.clear()
+        self._seen, self._hold = 0, (path, nth, before)
+
+    def open(self) -> None:
+        """Let through what is held, and everything after it."""
+        self._hold = None
+        self._opened.set()
+
+    def stop(self) -> None:
+        self.open()
+        asyncio.run_coroutine_threadsafe(self._session.close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        self._loop.run_forever()
+
+    async def _start(self) -> None:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
+        self._ready.set()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        held = self._hold
+        if held is not None and request.path == held[0]:
+            self._seen += 1
+            held = held if self._seen == held[1] else None
+        else:
+            held = None
+        if held is not None and held[2]:
+            await self._wait()
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in (*HOP, "host")}
+        try:
+            async with self._session.request(
+                request.method, self.target + str(request.rel_url), data=body, headers=headers, timeout=None
+            ) as reply:
+                answer = web.StreamResponse(
+                    status=reply.status, headers={k: v for k, v in reply.headers.items() if k.lower() not in HOP}
+                )
+                if held is not None and not held[2]:
+                    await self._wait()
+                await answer.prepare(request)
+                async for piece in reply.content.iter_any():
+                    await answer.write(piece)
+                return answer
+        except aiohttp.ClientError as error:
+            return web.json_response({"error": {"message": f"the engine is away: {error}"}}, status=503)
+
+    async def _wait(self) -> None:
+        self.caught.set()
+        await asyncio.to_thread(self._opened.wait, 300)
+
+
+@contextmanager
+def gate(target: str) -> Iterator[Gate]:
+    made = Gate(target)
+    try:
+        yield made
+    finally:
+        made.stop()
