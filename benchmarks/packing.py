@@ -7,7 +7,9 @@ Arms, each with `--steps` x 4 x 8 tries, one verifier call a try:
     random      PUCT, but lines are drawn at random instead of written by a model
     restarts    random rows, noise, SciPy's SLSQP with analytic Jacobians; no archive
 
-Every arm keeps its archive (and server home) in `--work` and goes on there; `--minutes` ends a sitting after a whole step.
+A try is one line. In the space of walks (the default) the solver follows it 16 times, in every arm but the last, whose one run
+of SLSQP a try takes about as long; `seconds` says how long. Every arm keeps its archive (and server home) in `--work` and goes
+on there; `--minutes` ends a sitting after a whole step.
 
     python benchmarks/packing.py --n 26 32 --arms tttd puct best_of_n random restarts --steps 20
 """
@@ -103,6 +105,7 @@ def search(
     arm: Arm,
     folder: Path,
     steps: int,
+    spaces: str,
     exploration: float,
     model: str | None,
     enough: Callable[[], bool],
@@ -116,7 +119,7 @@ def search(
         _read(arm, archive)
         if arm.steps >= steps:
             return True
-        space: Space = problem.space("lines")
+        space: Space = problem.space(spaces)
         if arm.arm == "restarts":
             space = LineSpace(arm.n, lambda centres: slsqp(best_radii(centres)))
         served: Any = Dice(arm.n)
@@ -196,7 +199,7 @@ def machine() -> dict[str, str]:
     }
 
 
-def save(path: Path, arms: list[Arm], steps: int) -> None:
+def save(path: Path, arms: list[Arm], steps: int, space: str) -> None:
     """The results so far, beside those of other arms in the file."""
     kept = json.loads(path.read_text())["arms"] if path.exists() else []
     mine = {(arm.arm, arm.n, arm.seed): arm for arm in arms if arm.steps}
@@ -206,6 +209,7 @@ def save(path: Path, arms: list[Arm], steps: int) -> None:
     payload = {
         "machine": machine(),
         "steps": steps,
+        "space": space,
         "tries_per_step": GROUPS * ROLLOUTS,
         "best_known": BEST_KNOWN,
         "arms": rows,
@@ -220,6 +224,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--space", default="walks", choices=("walks", "lines"))
     parser.add_argument("--exploration", type=float, default=EXPLORATION)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--model")
@@ -236,12 +241,13 @@ def main() -> None:
             arm,
             folder,
             args.steps,
+            args.space,
             args.exploration,
             args.model,
             lambda: time.monotonic() > deadline,
-            lambda: save(args.json, arms, args.steps),
+            lambda: save(args.json, arms, args.steps, args.space),
         )
-        save(args.json, arms, args.steps)
+        save(args.json, arms, args.steps, args.space)
     for arm in arms:
         print(f"{arm.n:3} {arm.arm:10} seed {arm.seed} {arm.tries:5} tries  strict {arm.best_strict:.9f}  {arm.seconds:.0f} s")
 

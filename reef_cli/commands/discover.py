@@ -23,7 +23,7 @@ app = new_app()
 
 Problems = Annotated[str, typer.Argument(metavar="PROBLEM", help="packing-26, packing-32, or module:Class")]
 RunName = Annotated[str | None, typer.Option("--run", help="Name of the run, to go on with it  [default: the problem's]")]
-SpaceName = Annotated[str, typer.Option("--space", help="lines, programs, guidance-lines or guidance-programs")]
+SpaceName = Annotated[str, typer.Option("--space", help="lines, walks or programs; or one of them after guidance-")]
 
 
 @app.command()

@@ -8,8 +8,8 @@ import pytest
 from reef_cli.core.errors import ConfigError
 from reef_cli.discovery.packing.check import check
 from reef_cli.discovery.packing.circles import PackingProblem
-from reef_cli.discovery.packing.geometry import Packing, best_radii, polish, shrunk, slsqp
-from reef_cli.discovery.packing.lines import even_rows
+from reef_cli.discovery.packing.geometry import Packing, best_radii, packing, polish, shrunk, slsqp
+from reef_cli.discovery.packing.lines import SAME_BELOW, LineSpace, even_rows
 from reef_cli.discovery.packing.moves import Rows, Shake, change, gaps, lay_out, parse
 from reef_cli.discovery.problem import State, Unusable
 
@@ -137,6 +137,22 @@ def test_a_line_and_a_seed_make_one_packing() -> None:
     found = state(one, check(one.solution, 9).total, False)
     better = space.make(found, " 2 SWAP 1 4\nSHAKE 9", 4)
     assert better.text == "SHAKE 2 SWAP 1 4" and check(better.solution, 9).valid
+
+
+def test_a_walk_goes_on_from_what_it_found_and_brings_the_best_back() -> None:
+    """With one step it is the space of lines; the longer walk from the same seed begins with that step."""
+    rows = best_radii(lay_out(Rows((3, 3)), 6, 0.0, np.random.default_rng(0)))
+    start = polish(rows.centres)
+    parent = State(1, 0, start.total, False, start.rows())
+    one, walk = LineSpace(6), LineSpace(6, walk=12)
+    assert (one.name, walk.name) == ("lines", "walks") and PackingProblem(6).space("walks").name == "walks"
+    for seed in range(4):
+        step = packing(one.make(parent, " 6", seed).solution).total
+        made = packing(walk.make(parent, " 6", seed).solution).total
+        new = [total for total in (step, made) if abs(total - start.total) > SAME_BELOW]
+        assert made >= max(new, default=0.0) - 1e-12
+    layouts = [packing(space.make(State(0, None, 0.0, True, rows.rows()), " 3 3", 7).solution).total for space in (one, walk)]
+    assert layouts[1] >= layouts[0]
 
 
 def test_each_kind_of_state_has_its_own_word() -> None:

@@ -7,13 +7,10 @@ from typing import Any
 from reef_cli.core.errors import ConfigError
 from reef_cli.discovery.packing import check
 from reef_cli.discovery.packing.geometry import best_radii, scientific
-from reef_cli.discovery.packing.lines import LineSpace, even_rows
+from reef_cli.discovery.packing.lines import SAME_BELOW, WALK, LineSpace, even_rows
 from reef_cli.discovery.packing.moves import Rows, lay_out
 from reef_cli.discovery.problem import Made, Space
 from reef_cli.discovery.programs import ProgramSpace, libraries
-
-SAME_BELOW = 1e-7
-"""Sums closer than this are the same packing for the search; local optima lie much farther apart."""
 
 STATEMENT = """\
 Choose {n} circles inside the unit square, none overlapping, so that the sum of their radii is as large as possible.
@@ -62,9 +59,11 @@ class PackingProblem:
     def space(self, name: str) -> Space:
         if name == "lines":
             return LineSpace(self.n)
+        if name == "walks":
+            return LineSpace(self.n, walk=WALK)
         if name == "programs":
             return ProgramSpace(self.statement, libraries("numpy", "scipy"), FORM.format(n=self.n))
-        raise ConfigError(f"packing has no search space {name!r}", hint="lines or programs")
+        raise ConfigError(f"packing has no search space {name!r}", hint="lines, walks or programs")
 
     def same(self, left: float, right: float) -> bool:
         return abs(left - right) < SAME_BELOW

@@ -1,10 +1,12 @@
 """The space of lines: a policy writes one line, a solver turns it into a packing. Small models can drive it.
 
 An initial state is answered by a `ROWS` line (a new layout), a found one by a `SHAKE` line (a change of its circles). The first
-word is given to the model as the start of its answer.
+word is given to the model as the start of its answer. In the space of walks the solver follows the same line many times: the
+best of several layouts, or a walk of changes in which each starts where the one before it ended.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from reef_cli.discovery.packing.geometry import Packing, packing, polish, scientific
@@ -14,15 +16,22 @@ from reef_cli.discovery.problem import Ask, Made, State, Unusable
 _ROWS_SHOWN = ("5 6 5 6 5", "4 5 4 5 4 5", "6 6 5 6 6", "5 5 5 5 5", "4 6 5 6 4", "6 7 6 7 6", "5 6 5 6 5 5")
 _SHAKES_SHOWN = ("SHAKE 5", "SHAKE 2 MOVE 9", "SHAKE 0 SWAP 7 16", "SHAKE 8", "SHAKE 3 AREA 2")
 MOST_SHOWN = 4
+WALK = 16
+"""Times a line is followed in one try of the space of walks."""
+
+WARMTH = 1e-3
+"""A walk goes on from a packing that is worse by d with the probability exp(-d / WARMTH)."""
+
+SAME_BELOW = 1e-7
+"""Sums closer than this are the same packing for the search; local optima lie much farther apart."""
 
 
 class LineSpace:
-    """Lines for `n` circles. `improve` makes the packing of the centres a line leads to."""
+    """Lines for `n` circles. `improve` makes the packing of the centres a line leads to; `walk` is how often it is followed."""
 
-    name = "lines"
-
-    def __init__(self, n: int, improve: Callable[[Any], Packing] = polish) -> None:
-        self._n, self._improve = n, improve
+    def __init__(self, n: int, improve: Callable[[Any], Packing] = polish, walk: int = 1) -> None:
+        self._n, self._improve, self._walk = n, improve, walk
+        self.name = "lines" if walk == 1 else "walks"
 
     def ask(self, parent: State) -> Ask:
         head = f"{self._n} circles in a square, sum of radii {parent.value:.4f}."
@@ -38,12 +47,23 @@ class LineSpace:
         np, _, _ = scientific()
         generator = np.random.default_rng(seed)
         if isinstance(move, Rows) and parent.initial:
-            centres = lay_out(move, self._n, ROW_NOISE, generator)
+            found = [self._improve(lay_out(move, self._n, ROW_NOISE, generator)) for _ in range(self._walk)]
         elif isinstance(move, Shake) and not parent.initial:
-            centres = change(move, packing(parent.solution), generator)
+            found = list(self._changes(move, packing(parent.solution), generator))
         else:
             raise Unusable("not_a_line")
-        return Made(self._improve(centres).rows(), " ".join(line.split()))
+        # A walk may come back to where it began; that is no discovery, and any other packing is worth more to the archive.
+        best = max(found, key=lambda one: (abs(one.total - parent.value) > SAME_BELOW, one.total))
+        return Made(best.rows(), " ".join(line.split()))
+
+    def _changes(self, move: Shake, here: Packing, generator: Any) -> Iterator[Packing]:
+        """The packings of a walk from `here`."""
+        for _ in range(self._walk):
+            new = self._improve(change(move, here, generator))
+            yield new
+            loss = here.total - new.total
+            if loss <= 0 or generator.random() < math.exp(-loss / WARMTH):
+                here = new
 
 
 def _shown_rows(n: int) -> Sequence[str]:
