@@ -88,8 +88,32 @@ ARMS: Mapping[str, Arm | None] = {
     "openclawrl": Arm(OPENCLAWRL, {}, talks=True),
     "openclawrl-votes": Arm(OPENCLAWRL, {"hint_weight": 0.0}, talks=True),
     "openclawrl-hints": Arm(OPENCLAWRL, {"reward_weight": 0.0}, talks=True),
+    "openclawrl-baseline": Arm(OPENCLAWRL, {"vote_baseline": True}, talks=True),
     "frozen": None,
 }
+ABOUT: Mapping[str, str] = {
+    "sao": "a critic as baseline, one answer per question",
+    "grpo": "answers compared in groups of 4",
+    "grpo-plain": "no division by the deviation, no mask",
+    "sft": "imitates the right answers",
+    "sft-own": "imitates its own answers, good and bad",
+    "sft-good": "imitates its own good answers",
+    "opd": "the base that reads a hint scores its tokens",
+    "opd-top-k": "the same over the 50 likeliest tokens",
+    "opd-no-hint": "the base without a hint",
+    "opd-continual": "imitates right answers where its own failed",
+    "sdft": "the copy that reads the right answer scores its tokens",
+    "sdft-all-tokens": "the first three tokens count too",
+    "sdpo": "group advantages 0.9, teacher with a sibling's answer 0.1",
+    "sdpo-pure": "the teacher alone",
+    "openclawrl": "votes and hints of what people say next",
+    "openclawrl-votes": "votes alone",
+    "openclawrl-hints": "hints alone",
+    "openclawrl-baseline": "votes minus their mean, and hints",
+    "frozen": "no learning",
+}
+"""What an arm is, in the tables."""
+
 PLAN: Mapping[str, tuple[str, ...]] = {
     "grpo": ("grpo", "grpo-plain", "sft-good"),
     "sft": ("sft", "sft-own", "grpo"),
@@ -99,7 +123,7 @@ PLAN: Mapping[str, tuple[str, ...]] = {
     "sdft": ("sdft", "sdft-all-tokens", "sft"),
     "sdpo": ("sdpo", "sdpo-pure", "grpo"),
     "sao": ("sao", "grpo-plain", "grpo"),
-    "openclawrl": ("openclawrl", "openclawrl-votes", "openclawrl-hints", "grpo"),
+    "openclawrl": ("openclawrl", "openclawrl-baseline", "openclawrl-votes", "openclawrl-hints", "grpo"),
 }
 """Per recipe: itself, its ablations, its control; `frozen` is every recipe's last arm."""
 
@@ -278,7 +302,15 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
 def keep(path: Path, cells: Mapping[str, Mapping[str, Any]], steps: int) -> None:
     """The results file: cells, and the table made of them."""
     path.parent.mkdir(exist_ok=True)
-    payload = {"machine": machine(), "steps": steps, "batch": BATCH, "draws": DRAWS, "table": table(cells), "cells": cells}
+    last = list(cells.values())[-1]
+    payload = {
+        "machine": last["machine"],
+        "steps": steps,
+        "batch": BATCH,
+        "draws": DRAWS,
+        "table": table(cells),
+        "cells": cells,
+    }
     path.write_text(json.dumps(payload, indent=1) + "\n")
 
 
@@ -295,11 +327,14 @@ def table(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def summary(cells: Mapping[str, Mapping[str, Any]], arm: str) -> dict[str, Any]:
     mine = [cell for cell in cells.values() if cell["arm"] == arm]
     if not mine:
-        return {"arm": arm, "seeds": 0}
-    shown: dict[str, Any] = {"arm": arm, "seeds": len(mine)}
+        return {"arm": arm, "about": ABOUT[arm], "seeds": 0}
+    shown: dict[str, Any] = {"arm": arm, "about": ABOUT[arm], "seeds": len(mine)}
+    shown["minutes"] = round(statistics.fmean(float(cell["seconds"]) for cell in mine) / 60, 1)
+    shown["step_seconds"] = round(statistics.fmean(float(cell["step_seconds"]) for cell in mine), 1)
     for what in ("sampled", "greedy"):
         values = [float(cell[what]) for cell in mine]
         shown[what] = round(statistics.fmean(values), 3)
+        shown[f"{what}_by_seed"] = {str(cell["seed"]): round(float(cell[what]), 3) for cell in mine}
         # A single run has no interval.
         shown[f"{what}_interval"] = [round(edge, 3) for edge in interval(values)] if len(values) > 1 else None
     return shown
@@ -331,7 +366,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="start no cell that would not end within this budget")
     parser.add_argument("--model")
     parser.add_argument("--json", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="show what is there and run nothing")
+    parser.add_argument("--table", action="store_true", help="make the table anew, show it and run nothing")
     args = parser.parse_args()
     cells = stored(args.json)
     deadline = time.monotonic() + 60 * args.minutes
@@ -347,6 +382,8 @@ def main() -> None:
         cells = {**stored(args.json), name: asdict(cell)}
         keep(args.json, cells, args.steps)
         print(f"{name}: T=1 {cell.sampled:.3f}, greedy {cell.greedy:.3f}, {cell.seconds:.0f} s", flush=True)
+    if args.table and cells:
+        keep(args.json, cells, args.steps)
     show(cells)
 
 

@@ -9,11 +9,15 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from docs_pages import canary, cli, configuration, files, metrics, numbers, power, records, routes
+from docs_pages import canary, cli, configuration, files, metrics, numbers, power, recipes, records, routes
 
 ROOT = Path(__file__).resolve().parent.parent
+
+RECIPES = ("grpo", "sft", "opd", "sdft", "sdpo", "openclawrl")
+"""Those whose pages have a table of `benchmarks/recipes_cpu.py`."""
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/cli.md": cli.page,
@@ -27,6 +31,10 @@ SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/operations.md", "home"): files.table,
     ("docs/routing.md", "canary"): lambda: canary.table(ROOT / "benchmarks" / "results" / "canary.json"),
     ("docs/operations.md", "metrics"): metrics.table,
+    **{
+        (f"recipes/{name}/README.md", "measured"): partial(recipes.table, ROOT / "benchmarks/results/recipes_cpu.json", name)
+        for name in RECIPES
+    },
 }
 
 

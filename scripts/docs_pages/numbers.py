@@ -107,6 +107,26 @@ def _gate(result: Any) -> Iterator[Row]:
             yield "gate: 10 points better, 300 items, 20 % of pairs differ: published", f"{100 * row['better']:.0f} %"
 
 
+def _push(result: Any) -> Iterator[Row]:
+    for row in result["rows"]:
+        what = {"adapter": "a LoRA adapter", "merged": "an adapter merged", "full": "all weights"}[row["mode"]]
+        size = row["file_bytes"] / 1e6
+        pause = f"longest wait between chunks p99 {row['chunk_gap_s']['p99']:.2f} s, at most {row['chunk_gap_s']['max']:.2f} s"
+        held = f", engine paused {row['paused_s']['p50']:.2f} s" if row.get("paused_s") else ""
+        yield (
+            f"{row['swaps']} swaps of {what} ({size:.0f} MB) under 8 streaming clients",
+            f"swap p50 {row['swap_s']['p50']:.2f} s{held}; {pause}; errors {row['errors']}, wrong labels {row['mislabelled']}",
+        )
+
+
+def _step(result: Any) -> Iterator[Row]:
+    padded, packed = result["rows"]["padded"], result["rows"]["packed"]
+    yield (
+        f"a LoRA step over {result['samples']} samples of mixed lengths, padded and packed",
+        f"{padded['tokens_per_s']:.0f} and {packed['tokens_per_s']:.0f} tokens/s",
+    )
+
+
 def _canary(result: Any) -> Iterator[Row]:
     worst = max(result["false_max"].values())
     yield (
@@ -123,6 +143,25 @@ def _sao(result: Any) -> Iterator[Row]:
         f"SAO, {result['steps']} steps of 16 answers, 3 seeds: held-out score at temperature 1",
         f"{arms['sao']['sampled_mean']:.2f}, 95 % interval {low:.2f} to {high:.2f} ({others})",
     )
+
+
+def _recipes(result: Any) -> Iterator[Row]:
+    for name, rows in result["table"].items():
+        own, control, frozen = rows["recipe"], rows["control"], rows["frozen"]
+        if own["seeds"] > 1:
+            low, high = own["sampled_interval"]
+            others = f"{control['arm']} {control['sampled']:.2f}, " if control["seeds"] > 1 else ""
+            yield (
+                f"{name}, {result['steps']} steps of {result['batch']} answers, {own['seeds']} seeds: held-out at temperature 1",
+                f"{own['sampled']:.2f}, 95 % interval {low:.2f} to {high:.2f} ({others}frozen {frozen['sampled']:.2f})",
+            )
+
+
+def _packing(result: Any) -> Iterator[Row]:
+    for n in sorted({row["n"] for row in result["arms"]}):
+        rows = sorted((row for row in result["arms"] if row["n"] == n), key=lambda row: -row["best_strict"])
+        shown = ", ".join(f"{row['arm']} {row['best_strict']:.6f}" for row in rows)
+        yield f"packing {n} circles, at most {max(row['tries'] for row in rows)} verified tries: best strict sum", shown
 
 
 def _harness_evolve(result: Any) -> Iterator[Row]:
@@ -149,10 +188,14 @@ KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "gateway": _gateway,
     "soak": _soak,
     "sao_cpu": _sao,
+    "recipes_cpu": _recipes,
+    "packing": _packing,
     "engine_cpu": _engine,
     "experience": _experience,
     "release": _release,
     "gate": _gate,
+    "push": _push,
+    "step": _step,
     "canary": _canary,
     "harness_evolve": _harness_evolve,
 }

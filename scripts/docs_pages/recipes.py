@@ -1,0 +1,45 @@
+"""What each recipe was measured to learn, beside its ablations, its control and the frozen model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from docs_pages.markdown import table as markdown
+
+HEADER = ("", "what it does", "held-out at temperature 1 (seeds)", "95 % interval", "greedy", "minutes a run")
+
+
+def table(file: Path, folder: str) -> str:
+    """The tables of one recipe's variants; arms that have not run are named."""
+    result = json.loads(file.read_text(encoding="utf-8"))
+    found = {name: rows for name, rows in result["table"].items() if name.split()[0] == folder}
+    parts = [_variant(name if len(found) > 1 else "", rows) for name, rows in found.items()]
+    return "\n\n".join([*parts, _machine(result)])
+
+
+def _variant(name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    if not rows["recipe"]["seeds"]:
+        return f"**{name or rows['recipe']['arm']}** has not been run."
+    run = [(f"{role}: `{row['arm']}`", row) for role, row in rows.items() if row["seeds"]]
+    left = [f"`{row['arm']}`" for row in rows.values() if not row["seeds"]]
+    text = markdown(HEADER, [(label, *_cells(row)) for label, row in run])
+    head = f"**{name}**\n\n" if name else ""
+    return head + text.rstrip() + (f"\n\nNot run: {', '.join(left)}." if left else "")
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    seeds = ", ".join(f"{value:.2f}" for _, value in sorted(row["sampled_by_seed"].items()))
+    interval = row["sampled_interval"]
+    alone = "the same for every seed" if row["arm"] == "frozen" else "one run"
+    shown = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else alone
+    return row["about"], f"{row['sampled']:.2f} ({seeds})", shown, f"{row['greedy']:.2f}", f"{row['minutes']:.1f}"
+
+
+def _machine(result: Mapping[str, Any]) -> str:
+    commits = sorted({cell["machine"]["commit"] for cell in result["cells"].values()})
+    machine = result["machine"]
+    return (
+        f"{result['steps']} steps of {result['batch']} answers, {machine['cores']} shared cores ({machine['cpu']}), commits"
+        f" {', '.join(commits)}; `benchmarks/results/recipes_cpu.json`."
+    )
