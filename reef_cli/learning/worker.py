@@ -148,7 +148,8 @@ class LearningWorker:
     async def _turn(self) -> None:
         names = [row.name for row in self._log.scenarios.list()]
         for scenario in sorted(names, key=lambda name: self._last_turn.get(name, 0.0)):
-            for lane in self._lanes.values():
+            # Weights last: what comes meanwhile must not give the harness a batch first, whose release drops theirs.
+            for lane in reversed(self._lanes.values()):
                 if await lane.admit(scenario):
                     self._wake.set()
             if len(self._running) >= self._slots or scenario in self._running:

@@ -14,8 +14,9 @@ from typing import Any
 
 import orjson
 
-from reef_cli.core.errors import InvalidRequest, ReleaseNotFound, StorageError
+from reef_cli.core.errors import InvalidRequest, ReleaseNotFound, ReleaseNotServable, StorageError
 from reef_cli.core.ids import ReleaseId, release_step
+from reef_cli.core.types import Release
 
 FILE = "policy.json"
 HEAD = "head"
@@ -126,6 +127,15 @@ def parse(body: Mapping[str, Any], defaults: Auto | None = None) -> Policy:
     if policy.auto is not None and policy.canary is None:
         raise InvalidRequest("only a canary can be judged", hint='shares of "head" and one release', param="auto")
     return policy
+
+
+def no_answers(release: Release) -> ReleaseNotServable:
+    """Why a policy cannot name a harness."""
+    return ReleaseNotServable(
+        f"{release.release_id} is a harness, which answers no requests",
+        why="a policy says whose answers clients get; which harness works around them is chosen where an agent installs it",
+        hint=f"reef harness install --release {release.release_id}; for all agents: reef rollback {release.release_id}",
+    )
 
 
 def read(data: bytes) -> Policy:

@@ -236,10 +236,7 @@ class ReleaseService:
         evidence: Mapping[str, Any] | None = None,
         surface: Surface | None = None,
     ) -> Release:
-        """Serve earlier content again, as a new release. Default: the nearest earlier content of the surface.
-
-        Which surface: `surfaces.meant`. The creation release belongs to each of them.
-        """
+        """Serve earlier content again, as a new release: by default the nearest earlier one of the surface that is meant."""
         chain = self._chains.require(scenario)
         named = None if release_id is None else self._rollback_target(chain, release_id)
         surface = surfaces.meant(chain.releases, surface, named, expected_head)
@@ -329,12 +326,14 @@ class ReleaseService:
             return self._contents.store(Path(folder), "routing")
 
     def _check_named(self, scenario: str, policy: Policy) -> None:
-        """Every release a policy names is there with all its bytes. The caller holds the writing lock."""
+        """Every release a policy names is there with all its bytes, and answers. The caller holds the writing lock."""
         chain = self._chains.read(scenario)
         for name in sorted(policy.named):
             entry = chain.standing(name)
             if entry is None:
                 raise _not_found(scenario, name)
+            if entry.release.surface is Surface.HARNESS:
+                raise routing.no_answers(entry.release)
             self._contents.require(entry.release.content_id)
 
     def _append(

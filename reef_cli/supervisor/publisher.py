@@ -353,5 +353,5 @@ class Publisher:
 def _alone(serving: Serving | None, apart: Staging | None) -> str | None:
     """Why this deployment's engine can serve one release only; None when releases stand beside each other."""
     if serving is None:
-        return "the model is the provider's, the same for every release"
+        return "the provider serves its own model, whatever release is named; there is nothing to choose between"
     return "each release replaces all of the engine's weights (trainer.push: merged or full)" if apart is not None else None

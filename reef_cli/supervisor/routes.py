@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from reef_cli.core.errors import ReefError, ReleaseNotServable
 from reef_cli.core.types import Release, Surface
-from reef_cli.releases.routing import EMPTY, HEAD, Policy
+from reef_cli.releases.routing import EMPTY, HEAD, Policy, no_answers
 from reef_cli.releases.service import ReleaseService
 
 
@@ -95,6 +95,8 @@ class Routes:
         return arms
 
     def _check(self, release: Release) -> None:
+        if release.surface is Surface.HARNESS:
+            raise no_answers(release)
         if self._alone is not None:
             raise ReleaseNotServable(
                 f"{release.release_id} cannot be served beside the head",
@@ -105,7 +107,6 @@ class Routes:
             raise ReleaseNotServable(
                 f"{release.release_id} cannot be served beside the head",
                 why=f"it is of kind {release.kind}; LoRA adapters and the base model stand beside each other in an engine",
-                hint="a harness is chosen where an agent installs it",
             )
 
     async def follow(self, scenario: str, served: Release) -> Route | None:

@@ -104,6 +104,19 @@ async def test_a_scenario_has_one_job_at_a_time_and_its_lanes_take_turns(both: B
     assert recipes == ["plain", "failures", "failures"] and both.lane_of("failures") == [("consumed", "")] * 4
 
 
+async def test_a_report_that_comes_in_the_middle_of_a_turn_does_not_cost_the_weights_their_batch(both: Both) -> None:
+    await both.exchange(0.0)
+    admit, late = both.worker._lanes["failures"].admit, []
+
+    async def slowly(scenario: str) -> bool:
+        late.append(await both.exchange(0.0)) if not late else None
+        return await admit(scenario)
+
+    both.worker._lanes["failures"].admit = slowly  # type: ignore[method-assign]
+    await both.step(), await both.step()
+    assert both.lane_of("plain") == both.lane_of("failures") == [("consumed", "")] * 2
+
+
 async def test_failures_age_by_harness_releases_whatever_the_weights_do(both: Both) -> None:
     """`max_staleness` 1: a failure under the harness before the last is too old; ten releases of weights make it no older."""
     early = [await both.answer() for _ in range(4)]

@@ -24,6 +24,13 @@ def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def write_lora(folder: Path, data: bytes) -> None:
+    """A sound PEFT folder whose one tensor holds these bytes."""
+    config = {"peft_type": "LORA", "base_model_name_or_path": "/home/someone/models/tiny", "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "adapter_model.safetensors", {"base_model.model.layers.0.q_proj.lora_A.weight": data})
+
+
 @pytest.fixture
 def safetensors() -> Callable[[Path, dict[str, bytes]], None]:
     return write_safetensors
@@ -57,10 +64,7 @@ def adapter(tmp_path: Path) -> Make:
     def make(size: int = 200_000, seed: int = 0) -> Path:
         folder = tmp_path / f"adapter-{size}-{seed}-{os.urandom(3).hex()}"
         folder.mkdir()
-        config = {"peft_type": "LORA", "base_model_name_or_path": "/home/someone/models/tiny", "r": 4, "lora_alpha": 8}
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-        key = "base_model.model.layers.0.q_proj.lora_A.weight"
-        write_safetensors(folder / "adapter_model.safetensors", {key: bytes([seed % 251]) * size})
+        write_lora(folder, bytes([seed % 251]) * size)
         return folder
 
     return make

@@ -144,7 +144,7 @@ class ChainMachine(RuleBasedStateMachine):
     @rule(side=SIDE, data=st.data())
     def promote(self, side: int, data: st.DataObject) -> None:
         if self.held:
-            chosen = data.draw(st.sampled_from(sorted(self.held)))
+            chosen = data.draw(st.sampled_from(list(self.held)))  # in order of age: ids are random
             release = self.sides[side].promote("s", chosen, self.lane(self.surface[chosen])[0])
             assert release.content_id == self.held.pop(chosen)
             self.appended(release, self.surface[chosen])
@@ -204,7 +204,7 @@ class ChainMachine(RuleBasedStateMachine):
             self.policies.insert(0, (release.release_id, policy))
 
     def policy(self, arm: int, shape: str) -> Policy:
-        names = [*self.chain, *self.held]
+        names = [name for name in (*self.chain, *self.held) if self.surface.get(name) is not Surface.HARNESS]
         name = names[arm % len(names)]
         made = {"pin": Policy(pin=name), "canary": Policy(shares={HEAD: 0.5, name: 0.5}), "shadow": Policy(shadow=name)}  # type: ignore[arg-type]
         return made.get(shape, EMPTY)
@@ -255,7 +255,7 @@ class ChainMachine(RuleBasedStateMachine):
         if act in ("publish", "hold"):
             getattr(service, act)("s", self.draft(side, content, surface), None)
         elif act == "promote" and self.held:
-            service.promote("s", sorted(self.held)[0])
+            service.promote("s", next(iter(self.held)))
         elif act == "rollback":
             service.rollback("s", surface=surface)
         elif act == "compact":

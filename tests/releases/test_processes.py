@@ -12,6 +12,7 @@ from pathlib import Path
 from reef_cli.core.errors import HeadMoved
 from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.releases import Keep, ReleaseService
+from tests.releases.conftest import write_lora
 
 PUBLISHER = """
 import sys
@@ -20,16 +21,16 @@ from reef_cli.core.errors import HeadMoved
 from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.releases import ReleaseService
 from reef_cli.releases.routing import HEAD, Policy
+from tests.releases.conftest import write_lora
 
 service, source, count, tell = ReleaseService(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-head, published, number = service.head("s", Surface.HARNESS).release_id, 0, 0
+head, published, number = service.head("s").release_id, 0, 0
 while published < count:
     number += 1
-    (source / "AGENTS.md").write_text(f"{tell} {number}")
-    (source / "big.txt").write_bytes(f"{tell} {number} ".encode() * 20_000)
-    artifact = service.store(source, "harness")
+    write_lora(source, f"{tell} {number} ".encode() * 20_000)
+    artifact = service.store(source, "lora")
     try:
-        release = service.publish("s", Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, tell), head)
+        release = service.publish("s", Draft(artifact.content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, tell), head)
     except HeadMoved as lost:
         head = lost.details["head"]
     else:
@@ -52,8 +53,8 @@ def seeded(tmp_path: Path) -> ReleaseService:
     service = ReleaseService(tmp_path / "home")
     source = tmp_path / "seed"
     source.mkdir()
-    (source / "AGENTS.md").write_text("seed")
-    service.create("s", service.store(source, "harness"))
+    write_lora(source, b"seed")
+    service.create("s", service.store(source, "lora"))
     return service
 
 
@@ -84,12 +85,12 @@ def test_two_processes_race_and_every_win_is_in_one_line(tmp_path):
 
 def test_threads_with_one_expectation_have_one_winner(tmp_path):
     service = seeded(tmp_path)
-    head = service.head("s", Surface.HARNESS)
+    head = service.head("s")
     results: list[object] = []
     barrier = threading.Barrier(6)
 
     def publish(number: int) -> None:
-        draft = Draft(head.content_id, "harness", Surface.HARNESS, Operation.TRAINING, f"t{number}")
+        draft = Draft(head.content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, f"t{number}")
         barrier.wait()
         try:
             results.append(service.publish("s", draft, head.release_id))
@@ -102,7 +103,7 @@ def test_threads_with_one_expectation_have_one_winner(tmp_path):
     for thread in threads:
         thread.join()
     (winner,) = [result for result in results if not isinstance(result, HeadMoved)]
-    assert service.head("s", Surface.HARNESS) == winner and len(service.list("s")) == 2
+    assert service.head("s") == winner and len(service.list("s")) == 2
     assert {lost.details["head"] for lost in results if isinstance(lost, HeadMoved)} == {winner.release_id}
 
 
@@ -125,8 +126,8 @@ def test_kill_at_any_moment_leaves_a_valid_chain_with_all_that_was_acknowledged(
         assert fresh.verify("s") == [], "the main chain and the policies"
         named = fresh.policy(fresh.head("s", Surface.ROUTING)).named
         assert named <= {release.release_id for release in listed}, "a policy never names what is not there"
-        fresh.publish("s", Draft(listed[-1].content_id, "harness", Surface.HARNESS, Operation.TRAINING, "after"), None)
-        acknowledged.append(fresh.head("s", Surface.HARNESS).release_id)
+        fresh.publish("s", Draft(listed[-1].content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, "after"), None)
+        acknowledged.append(fresh.head("s").release_id)
     service.gc(dry_run=False, keep=Keep(grace_s=0.0))
     assert list((service.repo / "lfs" / "tmp").iterdir()) == [] and list((service.repo / "reef-tmp").iterdir()) == []
     assert service.verify("s") == []

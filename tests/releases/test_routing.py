@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reef_cli.core.errors import HeadMoved, InvalidRequest, NotRestorable, ReleaseNotFound
+from reef_cli.core.errors import HeadMoved, InvalidRequest, NotRestorable, ReleaseNotFound, ReleaseNotServable
 from reef_cli.core.ids import ReleaseId
 from reef_cli.core.types import Operation, Surface
 from reef_cli.releases import Keep, ReleaseService
@@ -115,8 +115,8 @@ def test_a_shadow_has_a_share_of_its_own():
 # The chain
 
 
-def test_a_policy_has_a_head_of_its_own(service, tree, draft):
-    first = service.create("s", service.store(tree({"a": "1"}), "harness"))
+def test_a_policy_has_a_head_of_its_own(service, adapter, draft):
+    first = service.create("s", service.store(adapter(500, 1), "lora"))
     assert service.head("s", Surface.ROUTING) is None and service.policy(None) == EMPTY
     policy = Policy(shares={HEAD: 0.5, first.release_id: 0.5})
     routed = service.route("s", policy, NO_POLICY, "ann", evidence={"reason": "try"})
@@ -133,8 +133,8 @@ def test_a_policy_has_a_head_of_its_own(service, tree, draft):
         service.publish("s", replace(draft(service.artifact(routed.content_id)), surface=Surface.ROUTING), None)
 
 
-def test_racing_policies_have_one_winner_and_unknown_releases_none(service, tree):
-    first = service.create("s", service.store(tree({"a": "1"}), "harness"))
+def test_racing_policies_have_one_winner_and_unknown_releases_none(service, adapter, tree, draft):
+    first = service.create("s", service.store(adapter(500, 1), "lora"))
     routed = service.route("s", Policy(pin=first.release_id), NO_POLICY)
     for stale in (NO_POLICY, "r7-00000000"):
         with pytest.raises(HeadMoved) as lost:
@@ -144,11 +144,16 @@ def test_racing_policies_have_one_winner_and_unknown_releases_none(service, tree
         service.route("s", Policy(pin=A))
     with pytest.raises(ReleaseNotFound):
         service.route("s", Policy(shadow=routed.release_id))
+    harness = service.publish("s", draft(service.store(tree({"AGENTS.md": "brief"}), "harness")), None)
+    for named in (Policy(pin=harness.release_id), Policy(shares={HEAD: 0.5, harness.release_id: 0.5})):
+        with pytest.raises(ReleaseNotServable, match="answers no requests") as refused:
+            service.route("s", named)
+        assert "reef harness install" in refused.value.hint
     assert service.list("s", Surface.ROUTING) == [routed]
 
 
-def test_the_collector_keeps_what_a_policy_names(service, tree, draft):
-    big = [service.store(tree({"big": bytes([mark]) * 200_000}), "harness") for mark in range(4)]
+def test_the_collector_keeps_what_a_policy_names(service, adapter, draft):
+    big = [service.store(adapter(200_000, mark), "lora") for mark in range(4)]
     service.create("s", upstream_artifact("http://u", "m"))
     chain = [service.publish("s", draft(content), None) for content in big[:3]]
     held = service.hold("s", draft(big[3]), None)
@@ -165,8 +170,8 @@ def test_the_collector_keeps_what_a_policy_names(service, tree, draft):
     assert service.policy(service.list("s", Surface.ROUTING)[1]).named, "old policies stay readable"
 
 
-def test_policies_travel_with_their_chain_and_are_archived_with_it(service, tree, tmp_path):
-    first = service.create("s", service.store(tree({"a": "1"}), "harness"))
+def test_policies_travel_with_their_chain_and_are_archived_with_it(service, adapter, tmp_path):
+    first = service.create("s", service.store(adapter(500, 1), "lora"))
     service.route("s", Policy(pin=first.release_id))
     remote = ReleaseService(tmp_path / "remote")
     service.push(str(remote.repo))
@@ -177,5 +182,5 @@ def test_policies_travel_with_their_chain_and_are_archived_with_it(service, tree
     assert away.head("s", Surface.ROUTING) == routed and away.policy(routed) == EMPTY and away.verify("s") == []
     service.archive("s")
     assert service.scenarios() == [] and service.list("s", Surface.ROUTING) == []
-    service.create("s", service.store(tree({"a": "2"}), "harness"))
+    service.create("s", service.store(adapter(500, 2), "lora"))
     assert service.head("s", Surface.ROUTING) is None
