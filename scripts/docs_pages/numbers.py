@@ -152,7 +152,7 @@ def _recipes(result: Any) -> Iterator[Row]:
             low, high = own["sampled_interval"]
             others = f"{control['arm']} {control['sampled']:.2f}, " if control["seeds"] > 1 else ""
             yield (
-                f"{name}, {result['steps']} steps of {result['batch']} answers, {own['seeds']} seeds: held-out at temperature 1",
+                f"{name}, {result['steps']} steps of {result['batch']} answers, {own['seeds']} seeds: held-out at T = 1",
                 f"{own['sampled']:.2f}, 95 % interval {low:.2f} to {high:.2f} ({others}frozen {frozen['sampled']:.2f})",
             )
 
