@@ -238,12 +238,13 @@ def measure(
     gaps = sorted(gap for answer in answers for gap in answer.gaps[1:])
     firsts = sorted(answer.gaps[0] for answer in answers)
     spent = sorted(end - begin for begin, end in swaps)
-    phases = last_push(server)
+    phases, paused = last_push(server), pauses(server, len(swaps))
     return {
         "mode": mode,
         "seconds": round(time.perf_counter() - calm, 1),
         "swaps": len(swaps),
         "swap_s": quantiles(spent),
+        "paused_s": quantiles(paused),
         "push": phases,
         "answers": len(answers),
         "errors": len(load.errors),
@@ -286,6 +287,13 @@ def last_push(server: Server) -> list[str]:
     """What the server logged of its pushes: phases, bytes."""
     lines = (server.home / "logs" / "reef.log").read_text().splitlines()
     return [json.loads(line)["message"] for line in lines if '"pushed ' in line][-2:]
+
+
+def pauses(server: Server, last: int) -> list[float]:
+    """How long the engine was paused in the last swaps, as the server logged it; nothing where it never is."""
+    lines = (server.home / "logs" / "reef.log").read_text().splitlines()
+    messages = [json.loads(line)["message"] for line in lines if '"paused for ' in line]
+    return [float(message.split()[2]) for message in messages][-last:]
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

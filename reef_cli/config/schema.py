@@ -89,6 +89,9 @@ class EngineSettings:
     replicas: int = 1
     """How many local engines are started; conversations stay with one, weights reach all of them or none."""
 
+    router: Literal["auto", "sglang", "reef"] = "auto"
+    """Who shares requests out among several SGLangs: its own router where it is installed (auto), always, or Reef."""
+
     api: Literal["openai", "anthropic", "responses"] = "openai"
     """Dialect of the upstream."""
 
@@ -155,7 +158,7 @@ class TrainerSettings:
     """Of full checkpoints push only what the engine lacks: tensors that changed, or of those the values, where they are few."""
 
     bucket_mb: int = 64
-    """Weights sent at once in a push, in MiB; the trainer and each engine need so much memory more."""
+    """Weights sent at once in a push, in MiB; each engine needs so much memory more, the trainer twice."""
 
     rank: int = 16
     """LoRA rank."""

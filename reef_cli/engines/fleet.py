@@ -1,7 +1,8 @@
 """Several engines with the same weights behind one client: who answers a request, and control calls that all obey or none.
 
-A conversation stays with the engine that has its prefix in the cache, unless that one is much busier than another; new ones go
-round. An engine that is away gets no requests. Knows neither releases nor processes.
+Requests go through SGLang's router where there is one. Without, a conversation stays with the engine that has its prefix in the
+cache, unless that one is much busier than another; new ones go round. An engine that is away gets no requests. Knows neither
+releases nor processes.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from reef_cli.core.errors import EngineError, EngineUnavailable
 from reef_cli.core.ports import Completion, Delta, Sampling
 from reef_cli.engines.client import EngineClient, Mode
 from reef_cli.engines.generation import Wish
+from reef_cli.engines.router import RouterProcess
 
 _REMEMBERED = 10_000
 """Openings whose engine is known."""
@@ -34,6 +36,8 @@ class Fleet(EngineClient):
         super().__init__(members[0].base_url)
         self.members = list(members)
         self._ready = ready
+        self.router: RouterProcess | None = None
+        """SGLang's own, through which requests go while it and all engines are there."""
         self._busy: Counter[int] = Counter()
         self._homes: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self._next = 0
@@ -41,6 +45,14 @@ class Fleet(EngineClient):
     @property
     def urls(self) -> list[str]:
         return [member.base_url for member in self.members]
+
+    def _through(self) -> EngineClient | None:
+        """The router's client, where requests may go that way."""
+        usable = self.router is not None and self.router.ready and all(map(self._ready, self.members))
+        return self.router.client if self.router is not None and usable else None
+
+    async def abort(self, rid: str) -> None:
+        await self._all(lambda member: member.abort(rid))
 
     async def close(self) -> None:
         for member in self.members:
@@ -63,6 +75,9 @@ class Fleet(EngineClient):
 
     @contextmanager
     def _chosen(self, input_ids: Sequence[int]) -> Iterator[Member]:
+        if (router := self._through()) is not None:
+            yield router
+            return
         number = self._choose(input_ids)
         self._busy[number] += 1
         try:

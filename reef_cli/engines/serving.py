@@ -8,6 +8,7 @@ again (`restore`).
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -219,9 +220,11 @@ class LocalServing:
         info = await self.client.model_info()
         if info["weight_version"] != full.label:
             async with self.closed():
+                started = time.monotonic()
                 await self.client.pause("retract")
                 await self._swap(full, Path(info["model_path"]), self._held())
                 await self.client.resume()
+                log.info("paused for %.3f s to load %s", time.monotonic() - started, full.label)
         self._mixed = False
         await self._probe(None)
         self._full = full

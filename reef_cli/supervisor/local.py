@@ -1,6 +1,7 @@
 """The local engine of a deployment: model folder, process, client, chat template and the releases it serves."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -10,21 +11,23 @@ from typing import TYPE_CHECKING
 
 from reef_cli.config.paths import Home, cache_at
 from reef_cli.config.schema import EngineSettings, TrainerSettings
-from reef_cli.core.errors import EngineUnavailable
+from reef_cli.core.errors import EngineUnavailable, MissingDependency
 from reef_cli.engines import launch as launching
-from reef_cli.engines import sglang_args
+from reef_cli.engines import router, sglang_args
 from reef_cli.engines.adapter_files import check_adapter, shapes
 from reef_cli.engines.attached import AttachedEngine
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.fleet import Fleet
 from reef_cli.engines.models import ModelStore
 from reef_cli.engines.process import EngineProcess, Launch, new_keys
+from reef_cli.engines.router import RouterProcess
 from reef_cli.engines.serving import Check, LocalServing, Push
 from reef_cli.supervisor.shadow import Shadow
 
 if TYPE_CHECKING:
     from reef_cli.engines.chat_format import ModelChat
 
+log = logging.getLogger(__name__)
 EMBEDDED_CONTEXT = 4096
 """Longest context of the embedded engine unless the file says otherwise: its cache lives in ordinary memory."""
 
@@ -50,6 +53,7 @@ class LocalEngine:
         self._push = push
         self._installed: sglang_args.Installed | None = None
         self._keys = new_keys()
+        self._router: RouterProcess | None = None
         self.members: list[EngineProcess] | list[AttachedEngine]
         self.model_dir: Path
         self.chat: ModelChat
@@ -71,6 +75,7 @@ class LocalEngine:
         clients = [member.client for member in self.members]
         ready = {id(member.client): member for member in self.members}
         self.client = clients[0] if len(clients) == 1 else Fleet(clients, lambda client: ready[id(client)].ready)
+        self._router = await self._find_router(clients)
         self.serving = LocalServing(
             self.client,
             push_wait_s=self._push_wait_s,
@@ -93,6 +98,19 @@ class LocalEngine:
         names = ["engine", *(f"engine-{number}" for number in range(2, settings.replicas + 1))]
         adapters = self._push is None
         return [EngineProcess(self._launch(name, number, adapters=adapters)) for number, name in enumerate(names)]
+
+    async def _find_router(self, clients: list[EngineClient]) -> RouterProcess | None:
+        """SGLang's router for several SGLangs, where it is installed. Raises `MissingDependency` when it must be and is not."""
+        settings, python = self.settings, sglang_args.interpreter(self.settings.python)
+        if settings.router == "reef" or len(clients) == 1 or settings.kind != "sglang":
+            return None
+        if not await asyncio.to_thread(router.installed, python):
+            if settings.router == "sglang":
+                raise MissingDependency(f"{python} has no sglang-router", hint="install it there, or set engine.router: reef")
+            return None
+        log, ports = self._home.logs / "router.log", (free_port(), free_port())
+        made = router.launch(python, self.urls, ports, log, self.read_key)
+        return RouterProcess(made, clients)
 
     @property
     def started_here(self) -> bool:
@@ -138,6 +156,18 @@ class LocalEngine:
                 raise failure
         if not self.started_here:
             await self.serving.take_over()
+        if self._router is not None and isinstance(self.client, Fleet):
+            await self._start_router(self._router, self.client)
+
+    async def _start_router(self, process: RouterProcess, fleet: Fleet) -> None:
+        """Requests go through it from now on; where it does not start, round by ourselves."""
+        try:
+            await process.start()
+            fleet.router = process
+        except EngineUnavailable as error:
+            if self.settings.router == "sglang":
+                raise
+            log.warning("SGLang's router does not start, requests go round without it: %s %s", error.message, error.why)
 
     def on_restart(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Call back after an engine died and was started again, before requests reach it."""
@@ -168,6 +198,8 @@ class LocalEngine:
                 await member.revive()
 
     async def stop(self) -> None:
+        if self._router is not None:
+            await self._router.stop()
         if hasattr(self, "members"):
             await asyncio.gather(*(member.stop() for member in self.members))
 

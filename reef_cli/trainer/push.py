@@ -13,10 +13,11 @@ end.
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from reef_cli.weights.plugin import reef_delta
 FLUSH_S = 30.0
 DISK_S = 600.0
 MIB = 1024 * 1024
+T = TypeVar("T")
 Changes = list[tuple[str, torch.Size, Tensor, Tensor]]
 
 
@@ -139,7 +141,7 @@ class Pusher:
         with receipt.timed("send"):
             changes: Changes = []
             spare = changes if command.delta and _take_changes(engines) else None
-            for bucket in pack(self._tensors(new, held, command.delta, spare), self._bucket_bytes):
+            for bucket in _ahead(pack(self._tensors(new, held, command.delta, spare), self._bucket_bytes)):
                 self._tick("push: send", receipt.buckets, receipt.buckets + 1)
                 self._send(engines, carrier, bucket, receipt)
             self._send_changes(engines, changes, receipt)
@@ -230,6 +232,15 @@ class Pusher:
         finally:
             if whole != directory:
                 shutil.rmtree(whole, ignore_errors=True)
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made while the one before it is used."""
+    with ThreadPoolExecutor(1, thread_name_prefix="pack") as pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
 
 
 def _take_changes(engines: Engines) -> bool:

@@ -145,6 +145,22 @@ def _sao(result: Any) -> Iterator[Row]:
     )
 
 
+def _two_scenarios(result: Any) -> Iterator[Row]:
+    rows, seeds = result["table"], len(result["runs"])
+    steps = result["runs"][0]["steps"]
+    for who in ("brief", "talkative"):
+        own, before = rows[f"{who}, {who}, sampled"], rows[f"untouched, {who}, sampled"]
+        yield (
+            f"two scenarios on one base, {steps} steps each, {seeds} seeds: what `{who}`'s users want, before and after",
+            f"{before['mean']:.2f}, {own['mean']:.2f} (seeds: {', '.join(f'{value:.2f}' for value in own['seeds'])})",
+        )
+    same = "chains equal to those alone, bit for bit"
+    yield (
+        "the same: chains of weights equal to those learned alone, bit for bit; answers of an untouched scenario unchanged",
+        f"{rows[same]}; {rows['untouched answers as before']}",
+    )
+
+
 def _recipes(result: Any) -> Iterator[Row]:
     for name, rows in result["table"].items():
         own, control, frozen = rows["recipe"], rows["control"], rows["frozen"]
@@ -197,5 +213,6 @@ KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "push": _push,
     "step": _step,
     "canary": _canary,
+    "two_scenarios": _two_scenarios,
     "harness_evolve": _harness_evolve,
 }

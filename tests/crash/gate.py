@@ -21,6 +21,7 @@ class Gate:
         self._opened = threading.Event()
         self._hold: tuple[str, int, bool] | None = None
         self._seen = 0
+        self._refused: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
@@ -31,6 +32,10 @@ class Gate:
         self.caught.clear()
         self._opened.clear()
         self._seen, self._hold = 0, (path, nth, before)
+
+    def refuse(self, path: str, times: int) -> None:
+        """Answer the next calls of `path` with a refusal; the engine never sees them."""
+        self._refused = [path] * times
 
     def open(self) -> None:
         """Let through what is held, and everything after it."""
@@ -59,6 +64,9 @@ class Gate:
         self._ready.set()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self._refused:
+            self._refused.pop()
+            return web.json_response({"success": False, "message": "refused at the door"}, status=400)
         held = self._hold
         if held is not None and request.path == held[0]:
             self._seen += 1

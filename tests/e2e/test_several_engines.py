@@ -1,0 +1,105 @@
+"""Several engines behind one `reef serve`: conversations are shared out, and new weights reach all of them or none."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.crash.gate import gate
+from tests.e2e.server import SAO, Server, serving, until
+from tests.e2e.test_swaps import clients, grown
+from tests.engines.live import Live
+
+pytestmark = pytest.mark.slow
+WHOLE = {**SAO, "trainer.push": "merged", "reef.training_mode": "manual"}
+LIMIT_S = 240.0
+
+
+def step(server: Server) -> dict[str, Any]:
+    """One learning step to its end."""
+    seen = {job["id"] for job in server.ledger.jobs()}
+    server.scored(2)
+    reply = server.client().post("/reef/scenarios/default/jobs")
+    assert reply.status_code in (200, 202), reply.text
+
+    def ended() -> list[dict[str, Any]]:
+        return [job for job in server.ledger.jobs() if job["id"] not in seen and job["state"] in ("settled", "failed")]
+
+    return dict(until(ended, "a learning step", LIMIT_S)[0])
+
+
+@pytest.fixture
+def two(tiny_model: Path, tmp_path: Path) -> Iterator[list[Live]]:
+    flags = ("--skip-invariance-check", "--incremental-streaming-output")
+    engines = [Live(tiny_model, tmp_path / f"engine{number}.log", *flags) for number in range(2)]
+    try:
+        yield [engine.wait() for engine in engines]
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def test_replicas_share_the_talks_and_get_the_same_weights(tiny_model: Path, tmp_path: Path) -> None:
+    with serving(tmp_path / "h", tiny_model, **WHOLE, **{"engine.replicas": "2"}) as server:
+        family = [pid for pid, words in server.children().items() if "reef_cli.engines.embedded" in words]
+        assert len(family) == 2
+        first = server.head()
+        with clients(server) as answers:
+            grown(answers)
+            job = step(server)
+            assert (job["state"], job["outcome"]) == ("settled", "select"), job
+            until(lambda: server.head() == job["release_id"], "the release", LIMIT_S)
+            grown(answers, 16)
+        assert {release for _, _, release in answers} == {first, job["release_id"]}
+        spent = {pid: sum(psutil.Process(pid).cpu_times()[:2]) for pid in family}
+        assert min(spent.values()) > 0.2 * max(spent.values()), "both engines worked"
+        texts = {server.greedy(headers_of(number)) for number in range(2)}
+        assert len(texts) == 2 and all(server.greedy(headers_of(0)) in texts for _ in range(3))
+        versions = Counter()
+        for _, receipt, release in answers:
+            record = server.get(f"/reef/scenarios/default/records/{receipt}")
+            spans = [span["version"] for span in record["tokens"]["spans"]]
+            assert record["complete"] and len(spans) <= 2
+            versions.update(spans)
+        assert set(versions) == {"base", f"default@{job['release_id']}"}
+
+
+def headers_of(number: int) -> str:
+    return ("the quick brown fox", "seven wizards box")[number]
+
+
+def test_engines_by_their_addresses_get_a_release_all_or_none(two: list[Live], tiny_model: Path, tmp_path: Path) -> None:
+    with gate(two[1].url) as door, by_address(tmp_path / "h", tiny_model, [two[0].url, door.url]) as server:
+        job = step(server)
+        assert (job["state"], job["outcome"]) == ("settled", "select"), job
+        label = f"default@{job['release_id']}"
+        assert [version(engine) for engine in two] == [label, label]
+        assert len({checksum(engine) for engine in two}) == 1
+        held = checksum(two[0])
+        door.refuse("/update_weights_from_distributed", 2)  # a push that changed nothing is tried once more
+        refused = step(server)
+        assert refused["state"] == "failed", refused
+        assert server.releases()[0]["operation"] == "rollback"
+        assert [checksum(engine) for engine in two] == [held, held], "neither kept what the other refused"
+        assert server.ask("who").status_code == 200
+        better = step(server)
+        assert (better["state"], better["outcome"]) == ("settled", "select"), better
+        assert len({checksum(engine) for engine in two}) == 1 and checksum(two[0]) != held
+
+
+def by_address(home: Path, model: Path, urls: list[str]) -> AbstractContextManager[Server]:
+    settings = {"engine.kind": "sglang", "engine.urls": f"[{', '.join(urls)}]", "trainer.transport": "group"}
+    return serving(home, model, **WHOLE, **settings)
+
+
+def version(engine: Live) -> str:
+    return str(httpx.get(f"{engine.url}/model_info", timeout=30).json()["weight_version"])
+
+
+def checksum(engine: Live) -> str:
+    return str(engine.post("/weights_checker").json()["per_engine_checksum"])
