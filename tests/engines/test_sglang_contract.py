@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,19 @@ def faults(path: str, body: dict[str, Any]) -> list[str]:
 
 HURTFUL = ("abort_all_requests", "abort_all", "flush_cache", "mode", "torch_empty_cache", "selector", "backend", "group_name")
 """Fields whose defaults abort, flush or pick something nobody asked for."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "wrong"),
+    [
+        ("/pause_generation", {"mod": "retract"}, ["mod is no field", "mode defaults to 'abort'"]),
+        ("/update_weight_version", {}, ["new_version is required", "abort_all_requests defaults to True"]),
+        ("/end_weight_update", {"flush": True}, ["flush is no field"]),
+        ("/load_lora_adapter", {"lora_name": "a", "lora_path": "/a"}, []),
+    ],
+)
+def test_the_comparison_itself_finds_what_is_wrong(path: str, body: dict[str, Any], wrong: list[str]) -> None:
+    assert faults(path, body) == wrong
 
 
 @pytest.fixture
@@ -114,7 +128,10 @@ def test_a_generation_has_no_unknown_field_and_every_limit() -> None:
 
 def test_every_flag_of_the_command_line_exists(tmp_path: Path) -> None:
     settings = EngineSettings(kind="sglang", model="m", context_length=512, sglang={"tp_size": 2, "disable_radix_cache": True})
-    made = launch.sglang(settings, tmp_path, 1234, tmp_path / "log", tmp_path / "config.yaml")
+    whole = launch.Whole(shared=True, changes=True)
+    made = launch.sglang(settings, tmp_path, 1234, tmp_path / "log", tmp_path / "config.yaml", whole=whole)
+    assert {"--enable-memory-saver", "--enable-weights-cpu-backup", "--custom-weight-loader"} <= set(made.command)
+    assert (Path(made.env["PYTHONPATH"].split(os.pathsep)[0]) / f"{contract.CHANGES.split('.')[0]}.py").is_file()
     flags = {word for word in made.command if word.startswith("--")}
     assert flags and flags <= set(RECORDED["flags"])
     assert {f"--{name}" for name in sglang_args.OURS} <= set(RECORDED["flags"])
