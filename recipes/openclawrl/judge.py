@@ -59,8 +59,17 @@ _BAD_START = re.compile(
     re.IGNORECASE,
 )
 _BAD = re.compile(
-    r"\b(incorrect|not what i|you (forgot|missed|ignored)|try again|still (not|wrong|fails?)|doesn'?t work)\b", re.IGNORECASE
+    r"\b(incorrect|not what i|you (forgot|missed|ignored)|try again|still (not|wrong|fails?)|doesn'?t work)\b"
+    r"|(\bnot|n'?t) (quite |really |very )?(right|correct|good|true|nice|great|it)\b",
+    re.IGNORECASE,
 )
+_BARE = re.compile(
+    r"\W*(no|nope)?\W*((that|this|it|you)\W*(is|was|'?s|are|were|'?re)?\W*)?(not|n'?t)?\W*(quite|really|very)?\W*"
+    r"(in)?(right|wrong|correct|true|good|it|what i (asked|wanted|meant)( for)?)?\W*",
+    re.IGNORECASE,
+)
+"""A refusal that does not say what would be better."""
+
 _GOOD = re.compile(r"\b(thanks?|thank you|thx|great|perfect|good|nice|exactly|yes|correct|works|love it)\b", re.IGNORECASE)
 _FAILED = re.compile(
     r"\b(error|exception|traceback|failed|failure|no such file|not found|denied|exit(ed)? (code|status) [1-9])", re.I
@@ -68,12 +77,13 @@ _FAILED = re.compile(
 
 
 async def by_words(exchange: Exchange) -> Opinion:
-    """A change request is bad news and its own hint, thanks are good news; a tool result is good unless it tells an error."""
+    """A change request is bad news and its own hint, a bare no is bad news only, thanks are good news; a tool result is good
+    unless it tells an error."""
     text = exchange.following.strip()
     if exchange.role == "tool":
         return Opinion((-1 if _FAILED.search(text) else 1,))
     if _BAD_START.match(text) or _BAD.search(text):
-        return Opinion((-1,), (text,))
+        return Opinion((-1,), (None if _BARE.fullmatch(text) else text,))
     return Opinion((1 if _GOOD.search(text) else 0,))
 
 

@@ -92,6 +92,20 @@ async def test_rules_read_the_next_state(role: str, text: str, score: int) -> No
     assert opinion.accepted(3) == ((text,) if score == -1 and role == "user" else ())
 
 
+@pytest.mark.parametrize(
+    ("text", "directs"),
+    [
+        ("No, that is not right.", False), ("No, this is wrong!", False), ("That's not what I asked for.", False),
+        ("Wrong.", False), ("No, it isn't correct", False), ("No, the capital is Paris.", True),
+        ("It isn't very good.", False), ("Not in French, please.", True),
+        ("That is not right, it has to be shorter.", True), ("Wrong, use a numbered list.", True), ("Too long, be brief", True),
+    ],
+)  # fmt: skip
+async def test_a_bare_no_is_bad_news_and_teaches_nothing(text: str, directs: bool) -> None:
+    opinion = await by_words(Exchange("ask", "say", text, "user"))
+    assert opinion.score == -1 and bool(opinion.accepted(3)) is directs
+
+
 async def test_a_model_votes_and_reads_fenced_data_only() -> None:
     asked: list[str] = []
 
