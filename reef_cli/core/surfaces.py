@@ -4,7 +4,7 @@ A chain is one append-only sequence, so every release has its place in time; eac
 other. Every surface starts at the creation release: the base model, with nothing around it. Pure; chains come newest first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from reef_cli.core.errors import AmbiguousSurface, InvalidRequest
 from reef_cli.core.types import Operation, Release, Surface
@@ -15,12 +15,16 @@ EVOLVING = (Surface.WEIGHTS, Surface.HARNESS)
 
 def lane(chain: Sequence[Release], surface: Surface) -> list[Release]:
     """The releases that stood at a surface's head, newest first, the creation release last. Held ones are left out."""
-    return [r for r in chain if not r.pending and (r.surface is surface or r.operation is Operation.CREATION)]
+    return list(_lane(chain, surface))
+
+
+def _lane(chain: Iterable[Release], surface: Surface) -> Iterator[Release]:
+    return (r for r in chain if not r.pending and (r.surface is surface or r.operation is Operation.CREATION))
 
 
 def head(chain: Sequence[Release], surface: Surface) -> Release | None:
     """The release at a surface's head; the creation release before the surface has one of its own, None without a chain."""
-    return next(iter(lane(chain, surface)), None)
+    return next(_lane(chain, surface), None)
 
 
 def moved(chain: Sequence[Release]) -> list[Surface]:

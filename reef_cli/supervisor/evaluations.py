@@ -146,7 +146,9 @@ class Evaluations:
         settings, answering = self._settings, asked.answering
         budget = budget_of(settings)
         asker = Asker(answering, settings.max_new_tokens, settings.temperature, suite.digest, bench=self._bench, budget=budget)
-        state = self._state(releases[0].scenario, header_of(suite, asker, releases[0].release_id))
+        # The creation release may be asked by itself, and as an agent without a harness: those are different answers.
+        whom = {"asked": "agents"} if asked is self._agents and asked is not self._asked else {}
+        state = self._state(releases[0].scenario, {**header_of(suite, asker, releases[0].release_id), **whom})
         if again:
             state.unlink(missing_ok=True)
         facts: dict[str, Any] = {"alpha": settings.alpha, "concurrency": settings.concurrency, "state": state, "asker": asker}

@@ -1,6 +1,7 @@
 """One head per surface in one chain: they move past each other, each by compare-and-swap, each with its own way back."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +160,18 @@ def test_collection_keeps_the_newest_of_each_surface(two: Two) -> None:
     assert kept == [False, True, True], "six newer harnesses push no weights out"
     assert two.service.rollback("s", surface=W).content_id == weights[1].content_id
     assert two.service.get("s", harness[-1].release_id).restorable
+
+
+def test_both_heads_travel_with_their_chain(two: Two, tmp_path: Path) -> None:
+    w1, h2, remote = two.publish(W), two.publish(H), ReleaseService(tmp_path / "remote")
+    two.service.push(str(remote.repo))
+    w3 = two.publish(W)
+    away = ReleaseService(tmp_path / "away")
+    away.fetch(str(remote.repo))
+    assert (away.head("s", W), away.head("s", H)) == (w1, h2) and away.verify("s") == []
+    two.service.push(str(remote.repo))
+    away.fetch(str(remote.repo))
+    assert (away.head("s", W), away.head("s", H)) == (w3, h2)
 
 
 def test_a_home_of_one_head_reads_as_it_was_meant(service: ReleaseService, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

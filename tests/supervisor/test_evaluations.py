@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from reef_cli.config.schema import EvaluationSettings
-from reef_cli.core.errors import InvalidRequest, ReleaseNotFound, SuiteNotFound
-from reef_cli.core.types import Release
+from reef_cli.core.errors import InvalidRequest, ReleaseNotFound, ReleaseNotServable, SuiteNotFound
+from reef_cli.core.types import Draft, Operation, Release, Surface
 from reef_cli.evaluation import Suite
 from reef_cli.evaluation.asking import Bench
 from reef_cli.supervisor.evaluations import TOGETHER, Asked, Evaluations
@@ -37,10 +37,13 @@ def rising(name: str, question: str, sampling: object) -> str:
     return "yes" if int(question[1:]) < 3 * int(name[1 : name.index("-")]) + 2 else "no"
 
 
-def evaluations(setting: Setting, answering: Scripted, suite: Suite | None = None, **settings: object) -> Evaluations:
+def evaluations(
+    setting: Setting, answering: Scripted, suite: Suite | None = None, agents: Scripted | None = None, **settings: object
+) -> Evaluations:
     chosen = EvaluationSettings(**{"concurrency": 4, **settings})  # type: ignore[arg-type]
     folder = setting.home / "evaluations"
-    return Evaluations(Asked(answering, suite), setting.publisher, chosen, Bench(), setting.releases, folder)
+    who = None if agents is None else Asked(agents, suite)
+    return Evaluations(Asked(answering, suite), setting.publisher, chosen, Bench(), setting.releases, folder, who)
 
 
 @pytest.fixture
@@ -108,6 +111,32 @@ async def test_how_far_an_evaluation_is_can_be_seen(setting: Setting, chain: lis
         total = ITEMS * len(answer["releases"])
         assert told == sorted(told) and told[0] == (0, total) and total - 8 <= told[-1][0] < total
     assert asked.under_way() is None
+
+
+async def test_weights_are_asked_by_themselves_and_a_harness_by_agents(setting: Setting, chain: list[Release]) -> None:
+    harness = []
+    for number in range(2):
+        folder = setting.home / f"tree{number}"
+        folder.mkdir()
+        (folder / "tree.json").write_text(f'{{"entries": [], "format": 1, "mark": {number}}}')
+        artifact = setting.releases.store(folder, "harness")
+        draft = Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "test")
+        head = setting.publisher.served(SCENARIO, Surface.HARNESS).release_id
+        harness.append(await setting.publisher.publish(SCENARIO, draft, head))
+    model, agents = Scripted(rising), Scripted(lambda *_: "yes")
+    asked = evaluations(setting, model, made_suite(), agents)
+    creation, names = chain[0].release_id, [release.release_id for release in harness]
+    answer = await asked.evaluate(SCENARIO, {"release_id": chain[1].release_id, "against": creation})
+    assert (answer["score"], len(agents.calls)) == (0.25, 0)
+    answer = await asked.evaluate(SCENARIO, {"releases": names, "against": creation})
+    assert [row["mean"] for row in answer["releases"]] == [1.0, 1.0, 1.0], "the creation stands for an agent without a harness"
+    assert len(agents.calls) == 3 * ITEMS and len(model.calls) == 2 * ITEMS
+    since = await asked.evaluate(SCENARIO, {"since": names[0]})
+    assert [row["release"] for row in since["releases"]] == names, "the chain of one surface"
+    with pytest.raises(InvalidRequest, match="of weights or of harnesses"):
+        await asked.evaluate(SCENARIO, {"releases": [names[0], chain[1].release_id]})
+    with pytest.raises(ReleaseNotServable, match="no agent works here"):
+        await evaluations(setting, model, made_suite()).evaluate(SCENARIO, {"release_id": names[0]})
 
 
 async def test_a_suite_of_ones_own(setting: Setting, chain: list[Release], tmp_path: Path) -> None:
