@@ -24,6 +24,8 @@ _UNEVEN = 4
 """How many requests more an engine may have than the idlest before a conversation moves."""
 _OPENINGS = (32, 64, 128, 256, 512)
 """A conversation is known by its first tokens, so that its next turn, which begins with the same ones, finds its engine."""
+_TAKE_BACK_S = 10.0
+"""How long an engine may take to let go of an adapter that no request has used."""
 Member = EngineClient
 T = TypeVar("T")
 Ready = Callable[[Member], bool]
@@ -136,10 +138,15 @@ class Fleet(EngineClient):
         try:
             await self._all(lambda member: member.load_lora(name, directory), lacking)
         except (EngineError, EngineUnavailable):
-            for member in lacking:
-                with suppress(EngineError, EngineUnavailable):  # it never had it, or is gone
-                    await member.unload_lora(name)
+            await asyncio.gather(*(self._take_back(member, name) for member in lacking))
             raise
+
+    @staticmethod
+    async def _take_back(member: Member, name: str) -> None:
+        """Nobody uses the adapter yet, so an engine that is well is quick; one that is not is not waited for."""
+        with suppress(EngineError, EngineUnavailable, TimeoutError):  # it never had it, or is gone
+            async with asyncio.timeout(_TAKE_BACK_S):
+                await member.unload_lora(name)
 
     async def unload_lora(self, name: str) -> None:
         await self._all(lambda member: member.unload_lora(name))

@@ -11,7 +11,6 @@ import logging
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -24,7 +23,7 @@ Durability = Literal["process", "power"]
 GROUP = 512
 """Units per transaction: beyond this the rate no longer rises, only the wait of the first unit."""
 GATHER_S = 0.001
-"""How long a group gathers where several units came together last time. A lone caller never waits for company."""
+"""How long a group gathers at most, until it is as large as the last one. Where one unit came alone, the next never waits."""
 CHECKPOINT_IDLE = 16 << 20
 CHECKPOINT_NOW = 128 << 20
 """Bytes of write-ahead log after which it is folded into the database: when the queue is empty, and in any case."""
@@ -106,7 +105,8 @@ class Writer:
         self._coming: dict[asyncio.AbstractEventLoop, list[_Unit]] = {}
         self._gate = threading.Lock()
         self._closed = False
-        self._crowded = False
+        self._crowd = 1
+        """Units of the last group."""
         self._checkpointed = connection.total_changes
         self._thread = threading.Thread(target=self._run, name="experience-writer", daemon=True)
         self._thread.start()
@@ -124,18 +124,29 @@ class Writer:
         with self._gate:
             if self._closed:
                 raise Draining("the experience log is closed", hint="the server is shutting down; try again later")
-            # What one turn of the loop brings goes over at once: each hand-over wakes the writer, which wants the interpreter.
-            if (coming := self._coming.get(unit.loop)) is not None:
-                coming.append(unit)
-            else:
-                self._coming[unit.loop] = [unit]
-                unit.loop.call_soon(self._hand_over, unit.loop)
+            self._gather(unit)
         value: T = await unit.future
         return value
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _gather(self, unit: _Unit) -> None:
+        """Units go over together: each hand-over wakes the writer, which takes the interpreter from the loop, and a transaction
+        of one row costs thrice its share of one of eight."""
+        loop = unit.loop
+        units = self._coming.setdefault(loop, [])
+        units.append(unit)
+        if self._crowd > 1:
+            if len(units) >= self._crowd:
+                self._coming.pop(loop)
+                self._queue.put(units)
+            elif len(units) == 1:
+                loop.call_later(GATHER_S, self._hand_over, loop, units)
+        elif len(units) == 1:
+            loop.call_soon(self._hand_over, loop, units)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, units: list[_Unit]) -> None:
         with self._gate:
-            if (units := self._coming.pop(loop, None)) is not None:
+            if self._coming.get(loop) is units:
+                self._coming.pop(loop)
                 self._queue.put(units)
 
     def close(self) -> None:
@@ -155,7 +166,7 @@ class Writer:
         while running:
             units: list[_Unit] = []
             running = self._collect(units)
-            self._crowded = len(units) > 1
+            self._crowd = min(max(len(units), 1), GROUP)
             if units:
                 self._commit(units)
                 self._deliver(units)
@@ -169,13 +180,8 @@ class Writer:
         self._connection.close()
 
     def _collect(self, units: list[_Unit]) -> bool:
-        """Wait for work, then take all that is there; False when the writer is to end after it.
-
-        Under load a moment's wait pays: a transaction of one row costs thrice its share of one of eight.
-        """
+        """Wait for work, then take all that is there; False when the writer is to end after it."""
         more = self._queue.get()
-        if self._crowded:
-            time.sleep(GATHER_S)
         while more is not None:
             units += more
             if len(units) >= GROUP:

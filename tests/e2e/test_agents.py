@@ -19,7 +19,10 @@ COMMAND = "echo made > made.txt"
 AGENTS: dict[str, tuple[list[str], tuple[str, dict[str, Any]]]] = {
     "pi@1.6.0": (["-p"], ("bash", {"command": COMMAND})),
     "pi@0.84.2": (["-p"], ("bash", {"command": COMMAND})),
-    "claude-code": (["-p", "--allowedTools=Bash(echo *)", "--"], ("Bash", {"command": COMMAND, "description": "makes it"})),
+    "claude-code": (
+        ["-p", "--permission-mode=acceptEdits", "--allowedTools=Bash(echo *)", "--"],
+        ("Bash", {"command": COMMAND, "description": "makes it"}),
+    ),
     "codex": (["exec", "--skip-git-repo-check"], ("exec_command", {"cmd": COMMAND})),
     "opencode": (["run", "--title", "t"], ("bash", {"command": COMMAND, "description": "makes it"})),
 }
@@ -52,7 +55,8 @@ def test_agent(name: str, front: Server, provider: Upstream, tmp_path: Path) -> 
     )
 
     records = kept(front, scenario)
-    assert "HOUSE-RULE-SEEN" in str(records) and {record["release_id"] for record in records} == {proposed.json()["release_id"]}
+    assert "HOUSE-RULE-SEEN" in str(records)
+    assert {record["tags"]["harness"] for record in records} == {proposed.json()["release_id"]}
     assert [record["response"]["content"] for record in records][-1] == "Finished."
     assert records[-2]["response"]["tool_calls"][0]["function"]["name"] == tool[0]
     assert any(message["role"] == "tool" for message in records[-1]["messages"])

@@ -101,6 +101,52 @@ async def test_what_one_refuses_none_keeps(fleet: Fleet, lora: Path, lora2: Path
     assert [await member.adapters() for member in fleet.members] == [[], []]
 
 
+async def test_an_engine_that_stops_answering_a_push_is_named_in_time_and_the_others_serve(
+    fleet: Fleet, lora: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is taken and nothing is ever said: no refusal, no end."""
+    ended = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+
+    class Wedging(EngineClient):
+        """Its control calls go nowhere while `wedged`; the rest of it answers."""
+
+        wedged = True
+
+        async def _control(self, path, body, timeout_s=0.5):
+            if self.wedged and path.endswith("_lora_adapter"):
+                nowhere = EngineClient(f"http://127.0.0.1:{port}")
+                try:
+                    return await nowhere._control(path, body, timeout_s)
+                finally:
+                    await nowhere.close()
+            return await super()._control(path, body)
+
+    monkeypatch.setattr("reef_cli.engines.fleet._TAKE_BACK_S", 0.5)
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    odd = Fleet([fleet.members[0], Wedging(fleet.members[1].base_url)])
+    serving = LocalServing(odd, model_dir=tiny, context_length=512)
+    before = [(await serving.generate(ask(None, seed))).output_ids for seed in (0, 1)]
+    new = release("lora", 8)
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineUnavailable) as caught:
+            await serving.load(new, lora)
+    assert caught.value.details["engine"] == odd.members[1].base_url
+    assert [await member.adapters() for member in odd.members] == [[], []], "the healthy one keeps nothing of it"
+    assert [(await serving.generate(ask(None, seed))).output_ids for seed in (0, 1)] == before
+    odd.members[1].wedged = False  # type: ignore[attr-defined]
+    await serving.load(new, lora)
+    assert (await serving.generate(ask(new, 0))).spans
+    await serving.unload(new)
+    ended.set()
+    server.close()
+    await odd.members[1].close()
+
+
 async def test_a_swap_that_fails_on_the_second_brings_the_first_back(fleet: Fleet, tiny: Path, other: Path) -> None:
     class Refusing(EngineClient):
         fails = True

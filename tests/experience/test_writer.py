@@ -5,7 +5,6 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from reef_cli.core.errors import Draining, InvalidRequest, StorageError
 from reef_cli.core.types import Inference
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.experience.writer import GATHER_S, Writer, connect
+from reef_cli.experience.writer import Writer, connect
 
 Make = Callable[..., Inference]
 
@@ -80,25 +79,25 @@ async def test_what_waits_is_committed_together(connection: sqlite3.Connection, 
     writer.close()
 
 
-async def test_a_group_gathers_after_a_crowd_and_never_for_one_caller(
+async def test_a_group_gathers_up_to_the_last_ones_size_and_never_for_one_caller(
     connection: sqlite3.Connection, hooks: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("reef_cli.experience.writer.time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr("reef_cli.experience.writer.GATHER_S", 0.5)
+    loop = asyncio.get_running_loop()
     writer = Writer(connection, hooks, hooks.committed)
-    for number in range(5):
-        await writer.call(insert(number))
-    assert slept == []
-    gate = threading.Event()
-    first = asyncio.ensure_future(writer.call(lambda _: gate.wait(5)))
-    await asyncio.sleep(0.05)
-    crowd = [asyncio.ensure_future(writer.call(insert(number))) for number in range(10, 13)]
-    await asyncio.sleep(0)
-    gate.set()
-    await asyncio.gather(first, *crowd)
-    await writer.call(insert(20))
-    await writer.call(insert(21))
-    assert slept == [GATHER_S]
+
+    async def crowd(first: int, size: int) -> float:
+        started = loop.time()
+        await asyncio.gather(*(writer.call(insert(number)) for number in range(first, first + size)))
+        return loop.time() - started
+
+    assert [await crowd(number, 1) < 0.4 for number in range(5)] == [True] * 5, "one after the other: nobody waits for company"
+    assert await crowd(10, 3) < 0.4
+    commits = hooks.commits
+    assert await crowd(20, 3) < 0.4 and hooks.commits == commits + 1, "as many as last time: no need to wait for more"
+    assert await crowd(30, 2) >= 0.5 and hooks.commits == commits + 2, "fewer: a moment is spent on the third"
+    assert await crowd(40, 2) < 0.4
+    assert await crowd(50, 1) >= 0.5 and await crowd(51, 1) < 0.4
     writer.close()
 
 
