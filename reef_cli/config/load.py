@@ -247,5 +247,5 @@ def _recipe_settings(recipe: type[Any], values: dict[str, Any], faults: _Faults)
     try:
         return recipe.settings_type(**values)
     except (ValueError, TypeError) as error:
-        faults.add("the recipe refuses its settings", why=str(error), key="reef")
+        faults.add("the recipe refuses its settings", why=str(error), hint=getattr(error, "hint", ""), key="reef")
         return None

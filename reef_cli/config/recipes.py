@@ -64,7 +64,8 @@ def make_recipe(path: str, given: Mapping[str, Any], place: str) -> Any:
         values = {name: coerce(value, keys[name].annotation) for name, value in given.items()}
         return recipe(recipe.settings_type(**values))
     except (Misfit, ValueError, TypeError) as error:
-        raise ConfigError(f"{place}: {recipe.name} refuses its settings", why=str(error)) from error
+        hint = getattr(error, "hint", "")
+        raise ConfigError(f"{place}: {recipe.name} refuses its settings", why=str(error), hint=hint) from error
 
 
 def scan_recipes() -> Iterator[tuple[str, type[Any] | Exception]]:

@@ -21,6 +21,7 @@ from reef_cli.core import surfaces
 from reef_cli.core.errors import AmbiguousSurface, ConflictError, HeadMoved, NotRestorable
 from reef_cli.core.types import Draft, Operation, Release, Surface
 from reef_cli.releases import Keep, ReleaseService
+from reef_cli.releases.base import upstream_artifact
 from reef_cli.releases.collect import kept_of
 from reef_cli.releases.routing import EMPTY, HEAD, NO_POLICY, Policy
 from tests.releases.conftest import write_safetensors
@@ -92,9 +93,9 @@ class ChainMachine(RuleBasedStateMachine):
         for index, folder in enumerate(self.trees):
             folder.mkdir()
             (folder / "AGENTS.md").write_text(f"harness {index}")
-        release = self.sides[0].create("s", self.sides[0].store(self.folders[0], "checkpoint"))
+        release = self.sides[0].create("s", upstream_artifact("http://u", "m"))
         self.chain = [release.release_id]
-        for content in (1, 2, 3):
+        for content in range(4):
             self.publish(0, content, Surface.WEIGHTS)
 
     def draft(self, side: int, content: int, surface: Surface = Surface.WEIGHTS) -> Draft:
