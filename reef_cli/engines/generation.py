@@ -101,7 +101,8 @@ class Gathered:
     def untold(self) -> Sequence[tuple[int, float]]:
         """Tokens not returned before, each with its log-prob."""
         start, self._told = self._told, min(len(self._ids), len(self._logprobs))
-        return [(token, float(entry[0])) for token, entry in zip(self._ids[start:], self._logprobs[start:], strict=False)]
+        told = zip(self._ids[start:], self._logprobs[start:], strict=False)
+        return [(token, float("nan") if entry[0] is None else float(entry[0])) for token, entry in told]
 
     def completion(self) -> Completion:
         reason = self._meta.get("finish_reason") or {}
@@ -111,6 +112,8 @@ class Gathered:
             raise EngineError("The engine's tokens, counts and log-probs disagree", hint="see the engine's log")
         if any(entry[1] != token for entry, token in zip(self._logprobs, self._ids, strict=True)):
             raise EngineError("The engine's log-probs belong to other tokens", hint="see the engine's log")
+        if any(entry[0] is None for entry in self._logprobs):  # what JSON makes of NaN
+            raise EngineError("The engine's log-probs are no numbers", hint="see the engine's log")
         return Completion(
             text=self._text,
             output_ids=tuple(self._ids),

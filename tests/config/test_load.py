@@ -1,10 +1,14 @@
 """Layers, origins, strictness and suggestions of a configuration."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import reef_cli
 from reef_cli.config.load import load
 from reef_cli.core.errors import ConfigError, MissingDependency, RecipeNotFound, UsageError
 
@@ -160,6 +164,27 @@ def test_missing_file_is_a_usage_error_that_names_it(tmp_path: Path, monkeypatch
     with pytest.raises(UsageError, match=r"no config file x\.yaml") as caught:
         load((), {}, Path("x.yaml"))
     assert caught.value.exit_code == 2
+
+
+def test_the_file_is_that_of_the_working_directory_not_of_the_installation(tmp_path: Path) -> None:
+    installed, here = tmp_path / "site", tmp_path / "here"
+    installed.mkdir(), here.mkdir()
+    package = Path(reef_cli.__file__).parent
+    for name in ("reef_cli", "recipes", "adapters", "templates"):
+        (installed / name).symlink_to(package.parent / name)
+    for folder, port in ((installed, 1111), (here, 2222)):
+        (folder / "x.yaml").write_text(f"reef:\n  port: {port}\n")
+
+    def shown(cwd: Path) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "reef_cli", "config", "show", "-c", "./x.yaml", "--json"]
+        env = {**os.environ, "PYTHONPATH": str(installed)}
+        return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+    done = shown(here)
+    assert done.returncode == 0 and '"value": 2222' in done.stdout, done.stdout + done.stderr
+    (here / "x.yaml").unlink()
+    gone = shown(here)
+    assert gone.returncode == 2 and "x.yaml" in gone.stdout and "1111" not in gone.stdout, gone.stdout
 
 
 def test_recipe_settings_sit_beside_the_services_own(write: Write, recipes: Path) -> None:

@@ -12,7 +12,7 @@ from reef_cli.core.ports import Sampling
 from reef_cli.core.types import TokenSpan, TokenTrace
 from reef_cli.engines.client import EngineClient
 from reef_cli.engines.embedded.sampling import parse
-from reef_cli.engines.generation import Gathered, request_body
+from reef_cli.engines.generation import Gathered, completion, request_body
 from tests.engines.live import Live, free_port, ids_of
 
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
@@ -151,3 +151,10 @@ def test_contradictions_are_errors() -> None:
     broken.add(_chunk([], 0, "", {"type": "abort", "message": "boom", "status_code": 500}))
     with pytest.raises(EngineError, match="broke off"):
         broken.completion()
+
+
+def test_log_probs_that_are_no_numbers_are_the_engines_error() -> None:
+    meta = {"completion_tokens": 1, "prompt_tokens": 1, "finish_reason": {"type": "stop"}, "weight_version": "base"}
+    reply = {"output_ids": [7], "text": "a", "meta_info": {**meta, "output_token_logprobs": [[None, 7, None]]}}
+    with pytest.raises(EngineError, match="no numbers"):
+        completion(reply)

@@ -113,6 +113,13 @@ def test_any_parameters_are_taken_or_refused_by_name(raw: dict) -> None:
     assert params.max_new_tokens >= 1 and math.isfinite(params.temperature)
 
 
+@pytest.mark.parametrize("weight", [3.4028235677973366e38, -1e10, float("nan"), float("inf")])
+def test_a_bias_that_drowns_every_logit_is_refused(weight: float) -> None:
+    with pytest.raises(InvalidRequest, match="logit_bias must be in"):
+        parse({"logit_bias": {"0": weight}}, VOCAB)
+    assert parse({"logit_bias": {"0": -1e9}}, VOCAB).logit_bias == ((0, -1e9),)
+
+
 # Text
 
 

@@ -422,6 +422,15 @@ async def test_a_published_release_is_what_the_engine_is_asked_for(tmp_path: Pat
         assert headers["x-reef-weight-version"] == "base" and stored(made, first).weight_version == "base"
 
 
+@pytest.mark.parametrize("value", [100.5, -101, 3.4028235677973366e38, 1e300])
+async def test_a_bias_beyond_the_documented_range_is_refused(tmp_path: Path, value: float) -> None:
+    """Near the greatest float the engine's log-probs would be no numbers."""
+    async with local(tmp_path) as (made, engine):
+        status, _, raw = await post(made, PATHS["chat"], {**ask("chat"), "logit_bias": {"0": value}})
+        assert (status, orjson.loads(raw)["error"]["param"]) == (400, "logit_bias")
+        assert engine.asked == [] and made.records() == 0
+
+
 @pytest.mark.parametrize("count", [1, 2, 10, 11, 101])
 def test_ending_one_answer_in_the_engine_ends_no_other(count: int) -> None:
     ids = engine_ids("0" * 32, count)

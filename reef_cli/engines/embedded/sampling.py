@@ -57,6 +57,8 @@ class Params:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1 or self.logit_bias)
 
 
+_MOST_BIAS = 1e9
+"""More than any logit by far; what comes near the greatest number of the type makes log-probs that are none."""
 _NAMES = tuple(field.name for field in fields(Params))
 
 
@@ -84,6 +86,8 @@ def _coerce(values: dict[str, Any], vocab_size: int) -> Params:
     bias = {int(token): float(weight) for token, weight in (values.pop("logit_bias", None) or {}).items()}
     if any(not 0 <= token < vocab_size for token in bias):
         raise ValueError("logit_bias names a token outside the vocabulary")
+    if not all(abs(weight) <= _MOST_BIAS for weight in bias.values()):
+        raise ValueError(f"logit_bias must be in [-{_MOST_BIAS:g}, {_MOST_BIAS:g}]")
     values["logit_bias"] = tuple(bias.items())
     for name in ("max_new_tokens", "top_k", "min_new_tokens", "n"):
         if name in values:

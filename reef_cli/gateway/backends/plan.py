@@ -88,6 +88,8 @@ def sampling_of(options: Options, max_new_tokens: int) -> Sampling:
         bias = {int(token): float(value) for token, value in options.logit_bias.items()}
     except (TypeError, ValueError) as error:
         raise InvalidRequest("`logit_bias` must map token ids to numbers.", param="logit_bias") from error
+    if not all(-100 <= value <= 100 for value in bias.values()):
+        raise InvalidRequest("Values of `logit_bias` must be between -100 and 100.", param="logit_bias")
     for name, low, high in (("temperature", 0.0, 100.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
         value = getattr(options, name)
         if value is not None and not low <= value <= high:
