@@ -41,7 +41,7 @@ class Problem(Protocol):
 class Sums:
     """Sums of two numbers of at most two digits."""
 
-    starts = ("3 + 4", "12 + 7", "8 + 9", "25 + 14", "6 + 30", "41 + 8")
+    starts: Sequence[str] = ("3 + 4", "12 + 7", "8 + 9", "25 + 14", "6 + 30", "41 + 8")
     _TASK = re.compile(r"\s*(\d{1,2}) \+ (\d{1,2})\s*")
 
     def propose(self, shown: Sequence[str]) -> Ask:
