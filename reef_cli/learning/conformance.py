@@ -37,9 +37,9 @@ VERSION = "s@r1-00000000"
 STEPS: Mapping[str, int] = {VERSION: 1}
 TRACE = TokenTrace((1, 2), (3, 4), (-0.5, -0.25), (1, 1), (TokenSpan(VERSION, 0, 2),))
 METADATA: Mapping[str, Any] = {
-    **{"group": "g", "rollout": 0, "step": 0, "role": "solver"},
-    **{"demonstration": "z", "teacher_context": "z", "teacher_answer": "z"},
-}
+    "group": "g", "rollout": 0, "step": 0, "role": "solver",
+    "demonstration": "z", "teacher_context": "z", "teacher_answer": "z",
+}  # fmt: skip
 HEAVY = ("torch", "transformers", "deepspeed", "aiohttp")
 
 UNSOUND: Mapping[str, Mapping[str, Any]] = {
