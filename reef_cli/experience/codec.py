@@ -157,6 +157,12 @@ def _report(fields: dict[str, Any]) -> Report:
 
 def _instruction(fields: dict[str, Any]) -> Instruction:
     fields["text"] = _text(fields, "text")
+    if not isinstance(fields.get("session"), str | None):
+        raise InvalidRequest("session must be a string")
+    if fields.get("metadata") is None:
+        fields["metadata"] = {}
+    if not isinstance(fields["metadata"], Mapping) or not _finite(fields["metadata"]):
+        raise InvalidRequest("metadata must be an object whose numbers are finite")
     return Instruction(**fields)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reef_cli.core.errors import InvalidRequest
 from reef_cli.core.types import Inference, TokenSpan, TokenTrace
 from reef_cli.experience.codec import from_document, to_document
+from reef_cli.experience.model import Instruction
 from reef_cli.experience.payload import decode, encode
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -99,6 +100,25 @@ def test_a_document_comes_back_exactly_and_keeps_the_digest(record: Inference) -
     back = from_document(document)
     assert back == record
     assert encode(back).digest == encode(record).digest
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"session": {}}, "session"),
+        ({"session": ["a"]}, "session"),
+        ({"metadata": "x"}, "metadata"),
+        ({"metadata": {"a": [float("inf")]}}, "finite"),
+        ({"text": ""}, "text"),
+        ({"text": {}}, "text"),
+    ],
+)
+def test_an_instruction_that_is_not_as_documented_is_named(wrong: dict[str, Any], why: str) -> None:
+    sound = {"kind": "train", "id": "t:1", "created_at": 1.0, "text": "shorter", "session": None, "metadata": None}
+    back = from_document(sound, "s1")
+    assert isinstance(back, Instruction) and (back.session, back.metadata) == (None, {})
+    with pytest.raises(InvalidRequest, match=why):
+        from_document({**sound, **wrong}, "s1")
 
 
 def test_messages_of_a_compact_chat_body_are_not_stored_twice() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -163,6 +164,62 @@ async def test_silence_and_absence_have_errors_of_their_own() -> None:
         await get(Wire(URL("http://127.0.0.1:1"), silence_s=1, connect_s=1))
     with pytest.raises(Unreachable):
         await get(Wire(URL("no-scheme"), silence_s=1, connect_s=1))
+
+
+async def test_a_connection_is_tried_again_before_anything_was_sent() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        wire = Wire(URL(f"http://127.0.0.1:{port}"), silence_s=5.0, connect_s=5.0)
+        asking = asyncio.ensure_future(get(wire))
+        await asyncio.sleep(0.02)  # bound and not listening: connections are refused
+        assert not asking.done()
+        taken.listen()
+        connection, _ = await asyncio.to_thread(taken.accept)
+        with connection:
+            assert await asyncio.to_thread(connection.recv, 1000)
+            connection.sendall(OK)
+            assert await (await asking).read() == b"ok"
+        wire.close()
+
+
+@pytest.mark.parametrize(
+    ("second", "tried"),
+    [
+        (b"", True),
+        (b"HTTP/1.1 2", False),
+    ],
+)
+async def test_a_used_connection_found_closed_is_replaced_once_and_only_where_no_byte_came(second: bytes, tried: bool) -> None:
+    asked: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+        asked.append(1)
+        writer.write(OK)
+        await request(reader)
+        asked.append(2)
+        writer.write(second)
+
+    async with wired(serve) as (wire, made):
+        assert await (await get(wire)).read() == b"ok"
+        if not tried:
+            with pytest.raises(BrokenOff):
+                await get(wire)
+            assert asked == [1, 2]
+            return
+        assert await (await get(wire)).read() == b"ok"
+        assert (len(made), asked) == (2, [1, 2, 1])
+
+
+async def test_a_first_connection_that_breaks_is_never_asked_again() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request(reader)
+
+    async with wired(serve) as (wire, made):
+        with pytest.raises(BrokenOff):
+            await get(wire)
+        assert len(made) == 1
 
 
 async def test_what_comes_slowly_is_not_silence() -> None:

@@ -1,15 +1,19 @@
 """HTTP/1.1 to one upstream, and nothing more than that takes: pooled connections, one request each at a time.
 
 A general client takes more time over a request than the rest of the gateway together. This one writes the request in one
-piece, reads status and headers, and hands over the body's bytes as they arrive. It never redirects, decompresses, keeps
-cookies or tries again. An answer in doubt (malformed, cut short) is an error, and its connection is never used again. Knows no
-dialect.
+piece, reads status and headers, and hands over the body's bytes as they arrive. It never redirects, decompresses or keeps
+cookies. An answer in doubt (malformed, cut short) is an error, and its connection is never used again. Knows no dialect.
+
+A request is tried again only where the provider cannot have worked on it: when no connection could be made, with a growing
+pause, and when a connection that was used before is found closed, once (RFC 9112, section 9.3.1).
 """
 
 import asyncio
+import random
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import cast
 
 from aiohappyeyeballs import start_connection
@@ -24,12 +28,22 @@ IDLE_S = 15.0
 """How long an unused connection is kept; providers close theirs after about as long."""
 
 
+_PAUSES_S = (0.1, 0.4)
+"""Before connecting again; each is drawn between its half and itself, so that requests do not come back together."""
+_CLOSED_IDLE_S = 1.0
+"""A used connection that ends this soon after a request was written, without a byte, was closed before the request came."""
+
+
 class Unreachable(OSError):
     """No connection could be made."""
 
 
 class BrokenOff(OSError):
     """The connection ended, or what came over it was no HTTP, before the answer was whole."""
+
+
+class ClosedIdle(BrokenOff):
+    """The upstream had closed a connection that waited for its next request."""
 
 
 class Answer:
@@ -195,7 +209,9 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
         if error is None and self._answer is not None and isinstance(self._body, UntilClose):
             self._finish(b"")
-        self._fail(BrokenOff("the connection was closed"))
+        idle = self.since > 0 and not self._rest and self.loop.time() - self._heard < _CLOSED_IDLE_S
+        kind = ClosedIdle if idle and self._head is not None else BrokenOff
+        self._fail(kind("the connection was closed"))
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
@@ -301,7 +317,12 @@ class Wire:
         if head.count("\r") != len(lines) - 1 or head.count("\n") != len(lines) - 1:
             raise ValueError("a header holds a line end")
         request = b"".join((head.encode("utf-8", "surrogateescape"), b"\r\n\r\n", body or b""))
-        connection = self._pooled() or await self._connect()
+        if (connection := self._pooled()) is not None:
+            with suppress(ClosedIdle):
+                return await self._on(connection, request)
+        return await self._on(await self._connect(), request)
+
+    async def _on(self, connection: _Connection, request: bytes) -> Answer:
         self._busy.add(connection)
         return await connection.ask(request, self._silence_s)
 
@@ -347,16 +368,23 @@ class Wire:
     async def _connect(self) -> _Connection:
         if not self._host:
             raise Unreachable("the upstream's address names no host")
+        async with asyncio.timeout(self._connect_s):
+            for pause in _PAUSES_S:
+                with suppress(Unreachable):
+                    return await self._connect_once()
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            return await self._connect_once()
+
+    async def _connect_once(self) -> _Connection:
         try:
-            async with asyncio.timeout(self._connect_s):
-                loop = asyncio.get_running_loop()
-                addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-                # Both protocol versions are tried (RFC 8305), which not every event loop does by itself.
-                found = await start_connection(addresses, happy_eyeballs_delay=0.25)
-                name = self._host if self._tls else None
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self), sock=found, ssl=self._tls, server_hostname=name
-                )
+            loop = asyncio.get_running_loop()
+            addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            # Both protocol versions are tried (RFC 8305), which not every event loop does by itself.
+            found = await start_connection(addresses, happy_eyeballs_delay=0.25)
+            name = self._host if self._tls else None
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self), sock=found, ssl=self._tls, server_hostname=name
+            )
         except TimeoutError:
             raise
         except OSError as error:
