@@ -23,6 +23,7 @@ from reef_cli.core.types import Cadence, Inference, Report, Sample, Surface, Tok
 from reef_cli.learning.contract import (
     Acquisition,
     Assembling,
+    Combining,
     Group,
     Grouping,
     ProgramSpec,
@@ -177,6 +178,16 @@ def _batches(path: str, recipe: type[Any]) -> Iterator[str]:
             yield "assemble loses or invents samples"
 
 
+def _members(path: str, recipe: type[Any]) -> Iterator[str]:
+    del path
+    made = recipe(recipe.settings_type())
+    for index, member in enumerate(made.members() if isinstance(made, Combining) else ()):
+        if isinstance(member, Combining):
+            yield f"its member {member.name} is a composite itself"
+        if member.surface in [other.surface for other in made.members()[:index]]:
+            yield f"its member {member.name} changes the {member.surface}, as another does"
+
+
 def _program(path: str, recipe: type[Any]) -> Iterator[str]:
     del path
     if recipe.surface is not Surface.WEIGHTS:
@@ -229,6 +240,7 @@ CHECKS: Mapping[str, Callable[[str, type[Any]], Iterator[str]]] = {
     "admission is pure and names its reasons": _admission,
     "unsound records never train weights": _soundness,
     "groups and batches are whole": _batches,
+    "members of a composite keep apart": _members,
     "the tensor half exists and takes its settings": _program,
     "README and examples stand": _folder,
 }

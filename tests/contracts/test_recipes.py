@@ -54,6 +54,11 @@ class Sloppy(WeightsRecipe):
         return []
 
 
+class Crowded(Sloppy):
+    def members(self) -> Any:
+        return [Sloppy(self.settings), Crowded(self.settings)]
+
+
 SAMPLE = Sample(RecordId("s"), (), conformance.TRACE, 0.0, (), 0, 0.0)
 
 
@@ -70,6 +75,14 @@ SAMPLE = Sample(RecordId("s"), (), conformance.TRACE, 0.0, (), 0, 0.0)
 )  # fmt: skip
 def test_the_checks_can_fail(name: str, words: str) -> None:
     assert any(words in fault for fault in conformance.CHECKS[name]("tests.contracts.test_recipes:Sloppy", Sloppy))
+
+
+def test_members_of_one_surface_or_in_members_are_found() -> None:
+    found = list(conformance.CHECKS["members of a composite keep apart"]("", Crowded))
+    assert [words.partition("slop py ")[2] for words in found] == [
+        "is a composite itself",
+        "changes the weights, as another does",
+    ]
 
 
 def test_a_scaffolded_recipe_passes_unchanged(tmp_path: Path) -> None:
