@@ -48,6 +48,7 @@ STEP_S, SHORT_S = 1200.0, 20.0
 """Patience with a step that must come, and with a queue that may be too short for one."""
 
 HINT = "Answer in one short sentence."
+PLAIN = "{question}\n\nAnswer with this sentence: {demonstration}"
 THANKS, WRONG, CHANGE = "Thanks, that is right.", "No, that is not right.", f"Please {HINT[0].lower()}{HINT[1:]}"
 """What a person says after an answer who reports nothing."""
 
@@ -82,6 +83,7 @@ ARMS: Mapping[str, Arm | None] = {
     "opd-no-hint": Arm(OPD, {}),
     "opd-continual": Arm(OPD, {"continual": "answers", "success": 1.0}, demonstration="teacher_answer"),
     "sdft": Arm(SDFT, {"top_k": 50}, demonstration="teacher_context"),
+    "sdft-plain-context": Arm(SDFT, {"top_k": 50, "context": PLAIN}, demonstration="teacher_context"),
     "sdft-all-tokens": Arm(SDFT, {"top_k": 50, "skip_tokens": 0}, demonstration="teacher_context"),
     "sdpo": Arm(SDPO, {"group_size": GROUP, "top_k": 50, "hybrid": 0.9, "success": 1.0}, grouped=True),
     "sdpo-pure": Arm(SDPO, {"group_size": GROUP, "top_k": 50, "success": 1.0}, grouped=True),
@@ -103,6 +105,7 @@ ABOUT: Mapping[str, str] = {
     "opd-no-hint": "the base without a hint",
     "opd-continual": "imitates right answers where its own failed",
     "sdft": "the copy that reads the right answer scores its tokens",
+    "sdft-plain-context": "its context is the right answer and no more words",
     "sdft-all-tokens": "the first three tokens count too",
     "sdpo": "group advantages 0.9, teacher with a sibling's answer 0.1",
     "sdpo-pure": "the teacher alone",
@@ -120,7 +123,7 @@ PLAN: Mapping[str, tuple[str, ...]] = {
     "opd": ("opd", "opd-no-hint", "grpo"),
     "opd (top-K)": ("opd-top-k", "opd-no-hint", "grpo"),
     "opd (continual)": ("opd-continual", "sft-own", "sft"),
-    "sdft": ("sdft", "sdft-all-tokens", "sft"),
+    "sdft": ("sdft", "sdft-plain-context", "sdft-all-tokens", "sft"),
     "sdpo": ("sdpo", "sdpo-pure", "grpo"),
     "sao": ("sao", "grpo-plain", "grpo"),
     "openclawrl": ("openclawrl", "openclawrl-baseline", "openclawrl-votes", "openclawrl-hints", "grpo"),

@@ -6,6 +6,7 @@ words. The tensor half is `program.py`. Source: arXiv:2601.19897.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,6 +21,8 @@ CONTEXT = (
     "{question}\n\nThis is an example of a good answer to the question:\n\n{demonstration}\n\n"
     "Now answer the question yourself, in the same spirit."
 )
+PLACES = ("{question}", "{demonstration}")
+_PLACE = re.compile("(" + "|".join(map(re.escape, PLACES)) + ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class SDFTSettings(RecipeSettings):
     skip_tokens: int = 3
     """First tokens of each answer that do not train: there the teacher tends to talk about its example."""
 
+    context: str = CONTEXT
+    """What the teacher reads, with `{question}` and `{demonstration}` in it once each; small models need it plain."""
+
     max_teacher_tokens: int = 18432
     """Longer teacher contexts are left out: the sample stays in its batch and trains nothing."""
 
@@ -54,7 +60,14 @@ class SDFTSettings(RecipeSettings):
     """The shared block; `tis` cut at 2 unless it says otherwise."""
 
     def __post_init__(self) -> None:
-        check(self, positive=("policy_lr",), natural=("top_k",), shares=("teacher_rate", "alpha"))
+        told = all(self.context.count(name) == 1 for name in PLACES)
+        check(
+            self,
+            positive=("policy_lr",),
+            natural=("top_k",),
+            shares=("teacher_rate", "alpha"),
+            wrong=() if told else ("context",),
+        )
         check_weighted(OffPolicy.of(self.off_policy, kind="tis"))
 
 
@@ -87,5 +100,6 @@ class SDFTRecipe(WeightsRecipe):
         return [self._taught(sample, tools) for sample in samples]
 
     def _taught(self, sample: Sample, tools: Tools) -> Sample:
-        text = CONTEXT.format(question=question_of(sample), demonstration=sample.extras[Extras.DEMONSTRATION])
+        told = dict(zip(PLACES, (question_of(sample), sample.extras[Extras.DEMONSTRATION]), strict=True))
+        text = "".join(told.get(part, part) for part in _PLACE.split(self.settings.context))
         return with_teacher_context(sample, text, tools, longest=self.settings.max_teacher_tokens)

@@ -15,7 +15,7 @@ from reef_cli.core.errors import ConfigError
 from reef_cli.core.types import Extras, Sample
 from reef_cli.learning.contract import Tools
 from reef_cli.trainer.process import join_alone
-from tests.recipes.kit import END, TOOLS, Letters, admitted, learner, on_policy, record, refused
+from tests.recipes.kit import END, STEPS, TOOLS, Letters, admitted, learner, on_policy, record, refused, report
 from tests.recipes.test_group_recipes import distributions, jsd
 from tests.trainer.conftest import toy_model
 
@@ -212,6 +212,17 @@ def sdft(**settings: Any) -> SDFTRecipe:
 def test_sdft_needs_a_context_and_no_score() -> None:
     assert refused(sdft(), record(), score=1.0) == "needs_teacher_context"
     assert admitted(sdft(), 1, feedback="x", metadata={"teacher_context": "yes"}).reward == 0
+
+
+def test_the_sdft_teacher_reads_the_given_context_and_nothing_in_it_is_a_place() -> None:
+    """Braces of a question or a demonstration stay what they are."""
+    recipe = sdft(context="{question} Say: {demonstration}")
+    one = record("r1", question="a {demonstration}")
+    made = recipe.admit(report("p1", one.id, score=0.0, metadata={"teacher_context": "b {x}"}), [one], STEPS)
+    assert isinstance(made, Sample)
+    (sample,) = recipe.assemble([made], TOOLS)
+    expected = Letters().render([{"role": "user", "content": "a {demonstration} Say: b {x}"}])
+    assert sample.extras[Extras.TEACHER_PROMPT_IDS] == expected
 
 
 @pytest.mark.parametrize("skip", [0, 3])
