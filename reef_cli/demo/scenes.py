@@ -46,7 +46,7 @@ SCENES: Mapping[str, Scene] = {
     "sao": Scene("sao", steps=12, max_tokens=24),
     "openclawrl": Scene(
         "openclawrl",
-        steps=12,
+        steps=9,
         max_tokens=40,
         says=Preference("Thanks, that is just what I wanted.", "Please answer in one short sentence."),
         curve="acceptance",
