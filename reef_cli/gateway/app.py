@@ -57,9 +57,11 @@ def mount(app: web.Application, routes: Iterable[Route]) -> None:
     """Add rows of `(method, path, handler)`."""
     for method, path, handler in routes:
         if method == "GET":
-            app.router.add_get(path, handler, allow_head=True)
+            route = app.router.add_get(path, handler, allow_head=True)
         else:
-            app.router.add_route(method, path, handler)
+            route = app.router.add_route(method, path, handler)
+        if isinstance(app.router, TolerantRouter):
+            app.router.know(route)
 
 
 @dataclass(slots=True)

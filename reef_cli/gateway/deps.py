@@ -164,6 +164,16 @@ class Deps:
 DEPS: web.AppKey[Deps] = web.AppKey("reef_deps", Deps)
 
 
+_HELD: Any = web.RequestKey("reef_deps", Deps) if hasattr(web, "RequestKey") else "reef_deps"
+
+
+def hold_deps(request: web.Request) -> Deps:
+    """The collaborators of the application that serves this request; from now on they are found without asking it."""
+    deps = request[_HELD] = request.app[DEPS]
+    return deps
+
+
 def deps_of(request: web.Request) -> Deps:
     """The collaborators of the application that serves this request."""
-    return request.app[DEPS]
+    held: Deps | None = request.get(_HELD)
+    return held or request.app[DEPS]

@@ -15,7 +15,7 @@ from reef_cli.gateway import access
 from reef_cli.gateway.auth import Principal, authenticate, presented_token
 from reef_cli.gateway.context import Facts, set_facts, split_scenario_path
 from reef_cli.gateway.cors import preflight
-from reef_cli.gateway.deps import Deps, deps_of
+from reef_cli.gateway.deps import Deps, hold_deps
 from reef_cli.gateway.errors import error_dialect, error_response, from_http, request_id_of
 from reef_cli.gateway.limits import RateLimit
 from reef_cli.gateway.router import merge_slashes
@@ -36,7 +36,7 @@ def canonical_path(request: web.Request) -> str:
 @web.middleware
 async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Everything around a handler."""
-    deps = deps_of(request)
+    deps = hold_deps(request)
     path = canonical_path(request)
     headers = request.headers
     facts = Facts(request_id_of(headers), deps.clock.monotonic(), error_dialect(path, headers))
