@@ -22,7 +22,7 @@ CONTEXT = (
     "Now answer the question yourself, in the same spirit."
 )
 PLACES = ("{question}", "{demonstration}")
-_PLACE = re.compile("(" + "|".join(map(re.escape, PLACES)) + ")")
+_PLACE = re.compile("|".join(map(re.escape, PLACES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +101,5 @@ class SDFTRecipe(WeightsRecipe):
 
     def _taught(self, sample: Sample, tools: Tools) -> Sample:
         told = dict(zip(PLACES, (question_of(sample), sample.extras[Extras.DEMONSTRATION]), strict=True))
-        text = "".join(told.get(part, part) for part in _PLACE.split(self.settings.context))
+        text = _PLACE.sub(lambda place: str(told[place[0]]), self.settings.context)
         return with_teacher_context(sample, text, tools, longest=self.settings.max_teacher_tokens)

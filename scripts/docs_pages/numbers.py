@@ -173,6 +173,16 @@ def _recipes(result: Any) -> Iterator[Row]:
             )
 
 
+def _demo(result: Any) -> Iterator[Row]:
+    for recipe in sorted({run["recipe"] for run in result["runs"]}):
+        runs = [run for run in result["runs"] if run["recipe"] == recipe]
+        after = ", ".join(f"{run['after']:.2f}" for run in runs)
+        yield (
+            f"`reef demo --recipe {recipe}`, {len(runs)} runs, {runs[0]['steps']} steps: held-out before and after",
+            f"{runs[0]['before']:.2f}, {after}; {max(run['seconds'] for run in runs) / 60:.0f} minutes at most",
+        )
+
+
 def _packing(result: Any) -> Iterator[Row]:
     for n in sorted({row["n"] for row in result["arms"]}):
         rows = sorted((row for row in result["arms"] if row["n"] == n), key=lambda row: -row["best_strict"])
@@ -206,6 +216,7 @@ KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "sao_cpu": _sao,
     "recipes_cpu": _recipes,
     "packing": _packing,
+    "demo": _demo,
     "engine_cpu": _engine,
     "experience": _experience,
     "release": _release,
