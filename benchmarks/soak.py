@@ -113,7 +113,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends too
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
-    text = json.dumps({"commit": commit, "machine": machine, **run(args.minutes)}, indent=2) + "\n"
+    head = {"commit": commit, "machine": machine, "load_before": round(os.getloadavg()[0], 2)}
+    text = json.dumps({**head, **run(args.minutes)}, indent=2) + "\n"
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(text)
