@@ -100,6 +100,10 @@ class Running:
         """A request that has produced some tokens already."""
         return Flight(self, asked(ids, None, rid, **sampling) | {"stream": True}, tokens)
 
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(20)
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -173,7 +177,8 @@ def running(kind: str, model: Path, folder: Path, *, adapters: bool = True, **na
     if kind == "embedded":
         made = launch.embedded(chosen, model, free_port(), log)
     else:
-        made = launch.sglang(chosen, model, free_port(), log, folder / "config.yaml", adapters=adapters)
+        whole = launch.Whole(changes=True)
+        made = launch.sglang(chosen, model, free_port(), log, folder / "config.yaml", adapters=adapters, whole=whole)
     engine = Running(kind, made)
     try:
         yield engine.wait()

@@ -23,7 +23,8 @@ from reef_cli.weights import contract
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN = ("/health", "/ready", "/metrics")
-_BODY_LIMIT = 64 * 1024 * 1024
+_BODY_LIMIT = 512 * 1024 * 1024
+"""Weights come in bodies too, as text, a bucket at a time."""
 
 
 class Server:
