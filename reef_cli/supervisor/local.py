@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from reef_cli.engines.chat_format import ModelChat
 
 log = logging.getLogger(__name__)
+SHADOW = "shadow"
 EMBEDDED_CONTEXT = 4096
 """Longest context of the embedded engine unless the file says otherwise: its cache lives in ordinary memory."""
 
@@ -46,6 +47,7 @@ class LocalEngine:
         trainer: TrainerSettings | None = None,
     ) -> None:
         self.settings = settings
+        self._tries_adapters = trainer is None or trainer.method == "lora"
         self._whole = launching.Whole(trainer.transport == "ipc", trainer.delta) if push and trainer else None
         self._home = home
         self._push_wait_s = push_wait_s
@@ -208,7 +210,7 @@ class LocalEngine:
         `engine.python` names an SGLang here."""
         embedded = not self.started_here and self.settings.python is None
         settings = replace(self.settings, kind="embedded", url=None, urls=()) if embedded else self.settings
-        process = EngineProcess(self._launch("shadow", 0, adapters=True, settings=settings))
+        process = EngineProcess(self._launch(SHADOW, 0, adapters=self._tries_adapters, settings=settings))
         check = self._adapter_check()
         return Shadow(process, self.serving, context_length=self.context_length, model_dir=self.model_dir, check=check)
 
@@ -225,7 +227,7 @@ class LocalEngine:
                 config,
                 installed=self._installed,
                 adapters=adapters,
-                whole=None if adapters else self._whole,
+                whole=None if adapters or name == SHADOW else self._whole,
                 keys=self._keys,
             )
         return launching.embedded(settings, self.model_dir, port, log, keys=self._keys)
