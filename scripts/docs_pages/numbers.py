@@ -111,7 +111,7 @@ def _push(result: Any) -> Iterator[Row]:
     for row in result["rows"]:
         what = {"adapter": "a LoRA adapter", "merged": "an adapter merged", "full": "all weights"}[row["mode"]]
         size = row["file_bytes"] / 1e6
-        pause = f"longest wait between chunks p99 {row['chunk_gap_s']['p99']:.2f} s, at most {row['chunk_gap_s']['max']:.2f} s"
+        pause = f"wait between chunks p99 {row['chunk_gap_s']['p99']:.2f} s, at most {row['chunk_gap_s']['max']:.2f} s"
         held = f", engine paused {row['paused_s']['p50']:.2f} s" if row.get("paused_s") else ""
         yield (
             f"{row['swaps']} swaps of {what} ({size:.0f} MB) under 8 streaming clients",
