@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from docs_pages import canary, cli, configuration, files, metrics, numbers, power, recipes, records, routes
+from docs_pages import canary, cli, configuration, files, metrics, numbers, power, recipes, records, routes, scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,6 +30,7 @@ SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/http-api.md", "routes"): routes.table,
     ("docs/operations.md", "home"): files.table,
     ("docs/routing.md", "canary"): lambda: canary.table(ROOT / "benchmarks" / "results" / "canary.json"),
+    ("docs/operations.md", "two scenarios"): lambda: scenarios.table(ROOT / "benchmarks" / "results" / "two_scenarios.json"),
     ("docs/operations.md", "metrics"): metrics.table,
     **{
         (f"recipes/{name}/README.md", "measured"): partial(recipes.table, ROOT / "benchmarks/results/recipes_cpu.json", name)

@@ -146,12 +146,12 @@ def _sao(result: Any) -> Iterator[Row]:
 
 
 def _two_scenarios(result: Any) -> Iterator[Row]:
-    rows, seeds = result["table"], len(result["runs"])
-    steps = result["runs"][0]["steps"]
+    rows, count, steps = result["table"], len(result["runs"]), result["runs"][0]["steps"]
+    seeds = f"{count} seed{'s' if count > 1 else ''}"
     for who in ("brief", "talkative"):
         own, before = rows[f"{who}, {who}, sampled"], rows[f"untouched, {who}, sampled"]
         yield (
-            f"two scenarios on one base, {steps} steps each, {seeds} seeds: what `{who}`'s users want, before and after",
+            f"two scenarios on one base, {steps} steps each, {seeds}: what `{who}`'s users want, before and after",
             f"{before['mean']:.2f}, {own['mean']:.2f} (seeds: {', '.join(f'{value:.2f}' for value in own['seeds'])})",
         )
     same = "chains equal to those alone, bit for bit"
