@@ -111,8 +111,10 @@ def test_all_weights_reach_two_engines_under_streaming_clients(wide: Path, tmp_p
             grown(answers)
             releases.append(released(server))
             grown(answers, 16)
-        assert {release for _, _, release in answers} == set(releases)
-        order = [f"default@{release}" for release in releases]
+        # A gate may have made one more of the first: the stream was quiet for a moment.
+        chain = [str(row["release_id"]) for row in reversed(server.releases())]
+        assert set(releases) <= {release for _, _, release in answers} <= set(chain)
+        order = [f"default@{release}" for release in chain]
         whole: dict[str, set[str]] = {}
         for text, receipt, _ in answers:
             record: dict[str, Any] = server.get(f"/reef/scenarios/default/records/{receipt}")
@@ -120,7 +122,7 @@ def test_all_weights_reach_two_engines_under_streaming_clients(wide: Path, tmp_p
             assert record["complete"] and [order.index(span) for span in spans] == sorted(order.index(span) for span in spans)
             if len(spans) == 1:
                 whole.setdefault(spans[0], set()).add(text)
-        assert set(whole) == set(order), "each release gave whole answers"
+        assert {f"default@{release}" for release in releases} <= set(whole), "each release gave whole answers"
         log = (server.home / "logs" / "reef.log").read_text()
         assert log.count("pushed default@") >= 2
         behind_the_router(server)
