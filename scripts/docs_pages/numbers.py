@@ -186,8 +186,8 @@ def _demo(result: Any) -> Iterator[Row]:
 def _packing(result: Any) -> Iterator[Row]:
     for n in sorted({row["n"] for row in result["arms"]}):
         rows = sorted((row for row in result["arms"] if row["n"] == n), key=lambda row: -row["best_strict"])
-        shown = ", ".join(f"{row['arm']} {row['best_strict']:.6f}" for row in rows)
-        yield f"packing {n} circles, at most {max(row['tries'] for row in rows)} verified tries: best strict sum", shown
+        shown = ", ".join(f"{row['arm']} {row['best_strict']:.6f} ({row['tries']})" for row in rows)
+        yield f"packing {n} circles, one seed: best strict sum of each arm (verified tries)", shown
 
 
 def _harness_evolve(result: Any) -> Iterator[Row]:
