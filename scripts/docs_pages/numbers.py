@@ -1,6 +1,6 @@
 """The table of measured numbers in the README. Every figure comes from a file in `benchmarks/results`; none is written here.
 
-A result file this module does not know is listed with its name only; one that is missing leaves no row.
+A result file this module does not know is an error; one that is missing leaves no row.
 """
 
 import json
@@ -19,7 +19,7 @@ def table(folder: Path) -> str:
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         facts = _where(result) if isinstance(result, Mapping) else ("", "")
-        found = list(KNOWN.get(path.stem, _unknown)(result))
+        found = list(KNOWN[path.stem](result))
         rows += [(what, figure, *facts, f"[{path.name}](benchmarks/results/{path.name})") for what, figure in found]
     return markdown(("what", "measured", "machine", "commit", "file"), rows)
 
@@ -33,10 +33,6 @@ def _where(result: Mapping[str, Any]) -> tuple[str, str]:
     commit = str(result.get("commit") or nested.get("commit") or "")
     parts = [f"{cores} cores" if cores else "", f"load {float(load):.1f}" if load is not None else ""]
     return ", ".join(part for part in parts if part), commit[:7]
-
-
-def _unknown(_: Any) -> Iterator[Row]:
-    yield "see the file", ""
 
 
 def _gateway(result: Any) -> Iterator[Row]:
@@ -66,6 +62,10 @@ def _soak(result: Any) -> Iterator[Row]:
         f"soak: {result['minutes']:g} minutes at half load, {result['half_requests_per_s']:.0f} requests a second",
         f"memory after warm-up {memory['grew_mb']:+.1f} MB, descriptors {files['grew']:+.0f}",
     )
+
+
+def _fuzz(result: Any) -> Iterator[Row]:
+    yield f"odd requests to every route and dialect: {result['requests']}", f"own 5xx answers: {result['own_5xx']}"
 
 
 def _experience(result: Any) -> Iterator[Row]:
@@ -213,6 +213,7 @@ def _engine(result: Any) -> Iterator[Row]:
 KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "gateway": _gateway,
     "soak": _soak,
+    "fuzz": _fuzz,
     "sao_cpu": _sao,
     "recipes_cpu": _recipes,
     "packing": _packing,
