@@ -60,8 +60,8 @@ def test_compressed_bodies_come_back(raw: bytes, encoding: str) -> None:
     [
         (b"junk", "gzip"),
         (b"", "gzip"),
-        (gzip.compress(b"x")[:-4], "gzip"),
-        (gzip.compress(b"x") + b"y", "gzip"),
+        (gzip.compress(b"x", mtime=0)[:-4], "gzip"),
+        (gzip.compress(b"x", mtime=0) + b"y", "gzip"),
         (b"x", "br"),
         (b"x", "zstd"),
         (b"x", "gzip, gzip"),
