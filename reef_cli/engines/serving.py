@@ -218,7 +218,9 @@ class LocalServing:
     async def _load_full(self, full: _Full) -> None:
         """Swap weights, unless the engine runs these already."""
         info = await self.client.model_info()
-        if info["weight_version"] != full.label:
+        if self._same(full, info["weight_version"]):
+            await self.client.set_version(full.label)
+        elif info["weight_version"] != full.label:
             async with self.closed():
                 started = time.monotonic()
                 await self.client.pause("retract")
@@ -228,6 +230,11 @@ class LocalServing:
         self._mixed = False
         await self._probe(None)
         self._full = full
+
+    def _same(self, full: _Full, running: str) -> bool:
+        """Whether the engine has these very weights under another label, as after a gate: then nothing need be sent or paused."""
+        known = running == self._full.label != full.label and not self._mixed
+        return known and full.directory is not None and full.directory == self._full.directory
 
     def _held(self) -> Held:
         """What the engine holds if all is well; `_full` has the base model's folder as the engine's owner names it."""

@@ -146,6 +146,23 @@ async def test_no_request_fails_while_full_weights_change(serving: LocalServing,
     assert {span.version for answer in answers for span in answer.spans} == {"base", "s@r1-00000000"}
 
 
+async def test_the_same_weights_as_another_release_get_another_label_and_no_pause(serving: LocalServing, other: Path) -> None:
+    """A gate's release has the content of the step it judged."""
+    step, gate, back = release("checkpoint", 1), release("checkpoint", 2), release("base", 0)
+    await serving.load(step, other)
+    slow = Sampling(max_new_tokens=200, temperature=0.0, ignore_eos=True)
+    under_way = asyncio.ensure_future(serving.generate(ask(step, 1, slow)))
+    await asyncio.sleep(0.05)
+    async with serving.closed():  # whoever had to pause the engine would wait here
+        async with asyncio.timeout(20):
+            await serving.load(gate, other)
+    assert (await serving.generate(ask(gate))).spans == (TokenSpan("s@r2-00000000", 0, 10),)
+    assert {span.version for span in (await under_way).spans} <= {"s@r1-00000000", "s@r2-00000000"}
+    assert not serving.servable(step) and serving.servable(gate)
+    await serving.load(back, None)
+    assert (await serving.generate(ask(back))).spans[0].version == "base"
+
+
 async def test_a_restarted_engine_is_filled_again(tiny: Path, other: Path, lora: Path, tmp_path: Path) -> None:
     engine = Live(tiny, tmp_path / "log", "--skip-invariance-check").wait()
     client = EngineClient(engine.url)
