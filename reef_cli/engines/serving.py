@@ -232,7 +232,7 @@ class LocalServing:
         self._full = full
 
     def _same(self, full: _Full, running: str) -> bool:
-        """Whether the engine has these very weights under another label, as after a gate: then nothing need be sent or paused."""
+        """Whether the engine has these very weights under another label, as after a gate: nothing need be sent or paused."""
         known = running == self._full.label != full.label and not self._mixed
         return known and full.directory is not None and full.directory == self._full.directory
 
