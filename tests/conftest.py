@@ -26,6 +26,8 @@ _GRACE_S = 15.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what it runs in the background with Ctrl-C switched off, and every process below would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         os.environ[MARK] = secrets.token_hex(8)
 

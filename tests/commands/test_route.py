@@ -1,5 +1,6 @@
 """`reef route` without a server: policies straight from the home's repository, and what the command says of them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from reef_cli.commands.status import _row
 from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.releases import ReleaseService
 from tests.commands.runner import Reef
+from tests.releases.conftest import write_safetensors
 
 
 @pytest.fixture
@@ -20,10 +22,12 @@ def releases(tmp_path: Path) -> list[str]:
     for name in ("model", "files"):
         (tmp_path / name).mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "files" / "prompt.md").write_text("be brief")
+    facts = {"peft_type": "LORA", "base_model_name_or_path": "tiny", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (tmp_path / "files" / "adapter_config.json").write_text(json.dumps(facts))
+    write_safetensors(tmp_path / "files" / "adapter_model.safetensors", {"base_model.model.q_proj.lora_A.weight": b"1234"})
     head = service.create("default", service.base_artifact(tmp_path / "model"))
-    artifact = service.store(tmp_path / "files", "harness")
-    draft = Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "test")
+    artifact = service.store(tmp_path / "files", "lora")
+    draft = Draft(artifact.content_id, "lora", Surface.WEIGHTS, Operation.TRAINING, "test")
     return [head.release_id, service.hold("default", draft, head.release_id).release_id]
 
 

@@ -107,6 +107,9 @@ async def test_ctrl_c_ends_a_long_query(filled: Path) -> None:
     code += f"sql.query(Path(sys.argv[1]), {FOREVER!r}, 1)"
     with subprocess.Popen([sys.executable, "-c", code, str(filled)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"on\n"
-        time.sleep(0.3)
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(20) != 0
+        try:
+            time.sleep(0.3)
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(20) != 0
+        finally:
+            process.kill()

@@ -1,15 +1,17 @@
 """Memory that a load left free goes back to the system while the server goes on."""
 
-import asyncio
+import subprocess
+import sys
 
 import pytest
 
 from reef_cli.supervisor import memory
 
+LOAD = """
+import asyncio
+from reef_cli.supervisor import memory
 
-async def test_what_was_freed_goes_back_to_the_system() -> None:
-    if memory.trimmer() is None:
-        pytest.skip("this C library has no way to give memory back")
+async def main():
     tending = asyncio.create_task(memory.tend(0.02))
     await asyncio.sleep(0)
     before = memory.resident()
@@ -18,11 +20,21 @@ async def test_what_was_freed_goes_back_to_the_system() -> None:
     kept = held[::50]
     high = memory.resident()
     held.clear()
-    for _ in range(200):
+    for _ in range(500):
         await asyncio.sleep(0.02)
         if memory.resident() < before + (high - before) // 4:
             break
     tending.cancel()
-    assert high - before > 60 << 20
-    assert memory.resident() - before < (high - before) // 4
-    assert len(kept) == 20
+    print(high - before, memory.resident() - before, len(kept))
+
+asyncio.run(main())
+"""
+"""In a process of its own: the heap of one that ran other tests has room for all of it."""
+
+
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    if memory.trimmer() is None:
+        pytest.skip("this C library has no way to give memory back")
+    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=True, timeout=60)
+    grown, left, kept = map(int, done.stdout.split())
+    assert grown > 60 << 20 and left < grown // 4 and kept == 20
