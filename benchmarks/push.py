@@ -236,6 +236,7 @@ def measure(
     answers = load.answers[calm_from:]
     wrong, mixed = label_faults(client, answers, contents, expected)
     gaps = sorted(gap for answer in answers for gap in answer.gaps[1:])
+    near, away = waits(answers, swaps)
     firsts = sorted(answer.gaps[0] for answer in answers)
     spent = sorted(end - begin for begin, end in swaps)
     phases, paused = last_push(server), pauses(server, len(swaps))
@@ -254,6 +255,8 @@ def measure(
         "texts_due": list(expected.values()),
         "answers_of_two_releases": mixed,
         "chunk_gap_s": quantiles(gaps),
+        "chunk_gap_at_swaps_s": quantiles(near),
+        "chunk_gap_between_swaps_s": quantiles(away),
         "first_chunk_s": quantiles(firsts),
     }
 
@@ -276,6 +279,18 @@ def label_faults(
         if due != answer.text:
             wrong.append({"receipt": answer.receipt, "version": version, "due": str(due), "text": answer.text})
     return wrong, mixed
+
+
+def waits(answers: Sequence[Answer], swaps: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Waits for the next chunk that fell into a swap, and those that did not: what the swaps themselves cost the clients."""
+    near, away = [], []
+    for answer in answers:
+        at = answer.started + answer.gaps[0]
+        for gap in answer.gaps[1:]:
+            touched = any(begin < at + gap and at < end for begin, end in swaps)
+            (near if touched else away).append(gap)
+            at += gap
+    return near, away
 
 
 def _learn_content(client: Client, contents: dict[str, str]) -> None:
