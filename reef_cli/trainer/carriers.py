@@ -93,6 +93,8 @@ class GroupCarrier:
         limit = patience(bucket.nbytes)
         body = contract.receive(bucket.names, bucket.dtypes, bucket.shapes, self._link.name)
         answers = start_all(engines, "/update_weights_from_distributed", body, limit)
+        if len(engines) > 1:
+            applied()  # one may have all of it before another refuses
         work = dist.broadcast(bucket.flat.to(self._device), group=self._link.group, group_src=0, async_op=True)
         _wait(work, answers, limit)
         applied()  # an engine loads a bucket when it has all of it

@@ -81,7 +81,7 @@ def test_engines_by_their_addresses_get_a_release_all_or_none(two: list[Live], t
         assert [version(engine) for engine in two] == [label, label]
         assert len({checksum(engine) for engine in two}) == 1
         held = checksum(two[0])
-        door.refuse("/update_weights_from_distributed", 2)  # a push that changed nothing is tried once more
+        door.refuse("/update_weights_from_distributed", 2)  # also when the old weights are sent again
         refused = step(server)
         assert refused["state"] == "failed", refused
         assert server.releases()[0]["operation"] == "rollback"
