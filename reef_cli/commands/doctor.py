@@ -20,6 +20,7 @@ from reef_cli.commands.shell import Shell, new_app, with_shell
 from reef_cli.config.paths import cache_at
 from reef_cli.config.schema import EngineSettings, ReefSettings
 from reef_cli.core.errors import ReefError
+from reef_cli.core.machine import usable_cores
 from reef_cli.supervisor.room import gpus, machine_memory
 
 app = new_app()
@@ -147,7 +148,7 @@ def check_memory(_: Shell) -> Iterator[Finding]:
     total = machine_memory()
     good = total >= 4 * 1024**3
     fix = "" if good else "serve only, or use an upstream engine; training needs about 4 GiB"
-    yield Finding("memory", "ok" if good else "warn", f"{output.size(total)}, {os.cpu_count()} cores", fix)
+    yield Finding("memory", "ok" if good else "warn", f"{output.size(total)}, {usable_cores()} cores", fix)
 
 
 def check_model(shell: Shell) -> Iterator[Finding]:

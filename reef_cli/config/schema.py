@@ -108,7 +108,7 @@ class EngineSettings:
     """Precision of a local engine."""
 
     threads: int | None = None
-    """CPU threads of the embedded engine; absent: all cores."""
+    """CPU threads of the embedded engine; absent: all cores the process may use (affinity, container quota)."""
 
     max_running_requests: int = 16
     """Requests a local engine runs at once; more wait in its queue."""
@@ -201,7 +201,7 @@ class TrainerSettings:
     """Seed of everything random in training (new weights, order of samples)."""
 
     threads: int | None = None
-    """CPU threads per trainer process; absent: all cores."""
+    """CPU threads per trainer process; absent: all cores the process may use (affinity, container quota)."""
 
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     """DeepSpeed configuration merged over Reef's own."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from reef_cli.config.schema import TrainerSettings
 from reef_cli.core.errors import EngineError, TrainerError
+from reef_cli.core.machine import usable_cores
 from reef_cli.core.ports import Reference, TrainerProgress
 from reef_cli.core.types import Candidate, Held, Release, Sample
 from reef_cli.trainer import protocol
@@ -161,7 +162,7 @@ class TrainerHandle:
         if self._group is not None:
             await self._drop(self._group)
         settings = self._settings
-        threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.world_size)
+        threads = settings.threads or max(1, usable_cores() // settings.world_size)
         cuda = settings.device == "cuda"
         if self._hosts is None:
             group = await RankGroup.start(settings.world_size, threads, cuda, self.log)

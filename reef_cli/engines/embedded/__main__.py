@@ -22,6 +22,7 @@ import torch
 from aiohttp import web
 
 from reef_cli.core.errors import ReefError
+from reef_cli.core.machine import usable_cores
 from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.embedded.core import Core
 from reef_cli.engines.embedded.engine import Engine
@@ -85,7 +86,7 @@ async def _serve(options: Options, listener: socket.socket) -> None:
 
 def _load(options: Options) -> Model:
     """In the torch thread, where the thread count counts."""
-    torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(options.threads or usable_cores())
     return Model(
         options.model_path,
         getattr(torch, options.dtype),
@@ -102,7 +103,7 @@ async def _measure(core: Core, model: Model, options: Options) -> dict[str, obje
         invariant = await asyncio.wrap_future(core.call(model.invariant))
         if not invariant:
             log.warning("this machine's %s kernels are not batch-invariant: bits may depend on the batch", options.dtype)
-    return {"batch_invariant": invariant, "threads": options.threads or len(os.sched_getaffinity(0))}
+    return {"batch_invariant": invariant, "threads": options.threads or usable_cores()}
 
 
 def _die_with(parent: int) -> None:
