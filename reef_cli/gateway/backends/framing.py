@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: (.*))?", re.DOTALL)
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
-_PLAIN_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
+_PLAIN_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _LINE_LIMIT = 1 << 14
 
 Headers = Sequence[tuple[str, str]]
@@ -73,12 +73,12 @@ class Chunked:
         self._trailing = False
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
-        if not (self._left or self._closing or self._trailing or self._rest) and (whole := _one_chunk(data)) is not None:
-            return whole, None
         buffer = self._rest + data if self._rest else data
         self._rest = b""
         at, size = 0, len(buffer)
         parts: list[bytes] = []
+        if not (self._left or self._closing or self._trailing):
+            at = _whole_chunks(buffer, parts)
         while at < size:
             if self._left:
                 part = buffer[at : at + self._left]
@@ -119,14 +119,17 @@ class Chunked:
         return line
 
 
-def _one_chunk(data: bytes) -> bytes | None:
-    """What is in `data` when it is exactly one chunk, as servers that stream events send them."""
-    end = data.find(b"\r\n", 0, 18)
-    if end < 0 or _PLAIN_SIZE.fullmatch(data, 0, end) is None:
-        return None
-    size = int(data[:end], 16)
-    whole = size > 0 and len(data) == end + size + 4 and data.endswith(b"\r\n")
-    return data[end + 2 : -2] if whole else None
+def _whole_chunks(data: bytes, parts: list[bytes]) -> int:
+    """Take the chunks in front that came whole and without extensions, as servers that stream events send them; where they end."""
+    at, size = 0, len(data)
+    while (match := _PLAIN_LINE.match(data, at)) is not None:
+        begin = match.end()
+        end = begin + int(match[1], 16)
+        if begin == end or end + 2 > size or data[end : end + 2] != b"\r\n":
+            break
+        parts.append(data[begin:end])
+        at = end + 2
+    return at
 
 
 def body_of(head: Head) -> tuple[Body, bool]:

@@ -12,6 +12,7 @@ import orjson
 from reef_cli.core.errors import UpstreamError
 from reef_cli.gateway.dialects.assembly import Assembly
 from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Finish, Message, Piece, TokenScore, Usage, tool_call
+from reef_cli.gateway.dialects.text_runs import text_run
 from reef_cli.gateway.sse import Event
 
 PATH = "/v1/chat/completions"
@@ -147,14 +148,20 @@ class Reader:
         done = bodies[-1] == b"[DONE]"
         if done:
             bodies.pop()
+        run = text_run(data, bodies)
+        others = bodies if run is None else bodies[: run.start] + bodies[run.stop :]
         try:
-            chunks = orjson.loads(b"[%b]" % b",".join(bodies))
+            chunks = orjson.loads(b"[%b]" % b",".join(others))
         except orjson.JSONDecodeError:
             return False
-        if len(chunks) != len(bodies) or not all(isinstance(chunk, dict) for chunk in chunks):
+        if len(chunks) != len(others) or not all(isinstance(chunk, dict) for chunk in chunks):
             return False
-        for chunk in chunks:
+        for number, chunk in enumerate(chunks):
+            if run is not None and number == run.start:
+                self._assembly(run.choice).say(run.text)
             self._take(chunk)
+        if run is not None and run.start == len(chunks):
+            self._assembly(run.choice).say(run.text)
         self.done = done
         return True
 
@@ -174,9 +181,7 @@ class Reader:
 
     def _choice(self, choice: Mapping[str, Any]) -> Sequence[Piece]:
         number = choice.get("index") or 0
-        assembly = self._choices.get(number)
-        if assembly is None:
-            assembly = self._choices[number] = Assembly()
+        assembly = self._assembly(number)
         reason = choice.get("finish_reason")
         delta = choice.get("delta") or choice
         if not reason and len(delta) == 1 and isinstance(only := delta.get("content"), str):
@@ -189,6 +194,12 @@ class Reader:
         if reason:
             assembly.finish = _FINISH.get(reason, "stop")
         return pieces
+
+    def _assembly(self, number: int) -> Assembly:
+        assembly = self._choices.get(number)
+        if assembly is None:
+            assembly = self._choices[number] = Assembly()
+        return assembly
 
 
 def _pieces(delta: Mapping[str, Any], choice: int, assembly: Assembly) -> list[Piece]:
