@@ -54,14 +54,18 @@ class Server:
     start_cpu_s: float
     rss_at_start_mb: float
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
 
 @contextlib.contextmanager
-def stub(core: int) -> Iterator[str]:
-    """The provider; its URL."""
+def stub(core: int) -> Iterator[Server]:
+    """The provider, which can be measured itself: what clients see when nothing stands between."""
     words = [sys.executable, "-c", "import asyncio; from benchmarks.loopback import serve_stub; asyncio.run(serve_stub())"]
     with running(words, core, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
-        yield f"http://127.0.0.1:{int(child.stdout.readline())}"
+        yield Server(child.pid, int(child.stdout.readline()), 0.0, 0.0, rss_mb(child.pid))
 
 
 @contextlib.contextmanager

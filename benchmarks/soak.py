@@ -49,7 +49,7 @@ def run(minutes: float) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
     seconds = 60 * minutes
-    with servers.stub(cores[-1]) as url, servers.reef(url, cores[0]) as server:
+    with servers.stub(cores[-1]) as provider, servers.reef(provider.url, cores[0]) as server:
         found, _ = asyncio.run(_half_load(server, max(3.0, seconds / 40), 0.0))
         full = sum(len(one.latencies) for one in found) / max(3.0, seconds / 40)
         before = cpu_seconds(server.pid)

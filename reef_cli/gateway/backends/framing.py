@@ -120,7 +120,7 @@ class Chunked:
 
 
 def _whole_chunks(data: bytes, parts: list[bytes]) -> int:
-    """Take the chunks in front that came whole and without extensions, as servers that stream events send them; where they end."""
+    """Take the chunks in front that came whole and without extensions, as is usual; where they end."""
     at, size = 0, len(data)
     while (match := _PLAIN_LINE.match(data, at)) is not None:
         begin = match.end()
