@@ -37,6 +37,9 @@ class Splitter:
         """The longest run of whole frames that `data` completes, as one piece of bytes (empty when there is none)."""
         buffer = self.rest + data if self.rest else data
         if b"\r" not in buffer:
+            if buffer.endswith(b"\n\n"):
+                self.rest = b""
+                return buffer
             end = buffer.rfind(b"\n\n")
             end = end + 2 if end >= 0 else 0
         else:

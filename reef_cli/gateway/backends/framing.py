@@ -73,12 +73,13 @@ class Chunked:
         self._trailing = False
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+        fresh = not (self._rest or self._left or self._closing or self._trailing)
+        if fresh and (whole := _one_chunk(data)) is not None:
+            return whole, None
         buffer = self._rest + data if self._rest else data
         self._rest = b""
-        at, size = 0, len(buffer)
         parts: list[bytes] = []
-        if not (self._left or self._closing or self._trailing):
-            at = _whole_chunks(buffer, parts)
+        at, size = _whole_chunks(buffer, parts) if fresh else 0, len(buffer)
         while at < size:
             if self._left:
                 part = buffer[at : at + self._left]
@@ -119,13 +120,25 @@ class Chunked:
         return line
 
 
+def _one_chunk(data: bytes) -> bytes | None:
+    """What is in `data` when it is exactly one chunk, as servers that stream events send them."""
+    end = data.find(b"\r\n", 0, 18)
+    if end < 1 or not (digits := data[:end]).isalnum():
+        return None
+    try:
+        size = int(digits, 16)
+    except ValueError:
+        return None
+    return data[end + 2 : -2] if 0 < size == len(data) - end - 4 and data.endswith(b"\r\n") else None
+
+
 def _whole_chunks(data: bytes, parts: list[bytes]) -> int:
     """Take the chunks in front that came whole and without extensions, as is usual; where they end."""
-    at, size = 0, len(data)
+    at = 0
     while (match := _PLAIN_LINE.match(data, at)) is not None:
         begin = match.end()
         end = begin + int(match[1], 16)
-        if begin == end or end + 2 > size or data[end : end + 2] != b"\r\n":
+        if begin == end or not data.startswith(b"\r\n", end):
             break
         parts.append(data[begin:end])
         at = end + 2

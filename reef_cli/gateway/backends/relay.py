@@ -47,7 +47,8 @@ def _suspect(ready: bytes, marks: tuple[bytes, ...]) -> int:
     """Where the first frame starts that may need a look, or -1. Frames before it go on unseen."""
     first = -1
     for mark in marks:
-        if (at := ready.find(mark)) >= 0 and (first < 0 or at < first):
+        at = ready.find(mark)
+        if at >= 0 and (first < 0 or at < first):
             first = at
     if first < 0:
         return -1
