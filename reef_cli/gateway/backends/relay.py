@@ -11,6 +11,7 @@ import orjson
 from reef_cli.core.errors import UpstreamError
 from reef_cli.core.types import Dialect
 from reef_cli.gateway import sse
+from reef_cli.gateway.condense import condense
 from reef_cli.gateway.dialects.ask_chat import Reader as ChatReader
 from reef_cli.gateway.dialects.ask_responses import Reader as ResponsesReader
 from reef_cli.gateway.dialects.assembly import StreamReader
@@ -110,7 +111,7 @@ class Relay:
 
     def read(self, reader: StreamReader) -> None:
         """Let a reader see the whole stream, once."""
-        data = b"".join(self.collected)
+        data = condense(b"".join(self.collected), reader.only_text)
         if not (isinstance(reader, ChatReader) and _read_plain(reader, data)):
             feed(reader, data)
 

@@ -12,7 +12,6 @@ import orjson
 from reef_cli.core.errors import UpstreamError
 from reef_cli.gateway.dialects.assembly import Assembly
 from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Finish, Message, Piece, TokenScore, Usage, tool_call
-from reef_cli.gateway.dialects.text_runs import text_run
 from reef_cli.gateway.sse import Event
 
 PATH = "/v1/chat/completions"
@@ -125,6 +124,17 @@ class Reader:
         choices = [self._choices[index] for index in sorted(self._choices)] or [Assembly()]
         return [choice.answered(self.usage or Usage()) for choice in choices]
 
+    @staticmethod
+    def only_text(event: Mapping[str, Any], /) -> str | None:
+        (choice,) = event["choices"]
+        delta = choice.get("delta") or choice
+        name = "content" if "content" in delta else "text"
+        others = {key for key, value in delta.items() if value} - {name, "role", "index", "logprobs"}
+        if others or choice.get("finish_reason") or event.get("error") or event.get("usage"):
+            return None
+        text: str | None = delta[name]
+        return text
+
     def feed(self, event: Event) -> Sequence[Piece]:
         if event.data == b"[DONE]":
             self.done = True
@@ -148,20 +158,14 @@ class Reader:
         done = bodies[-1] == b"[DONE]"
         if done:
             bodies.pop()
-        run = text_run(data, bodies)
-        others = bodies if run is None else bodies[: run.start] + bodies[run.stop :]
         try:
-            chunks = orjson.loads(b"[%b]" % b",".join(others))
+            chunks = orjson.loads(b"[%b]" % b",".join(bodies))
         except orjson.JSONDecodeError:
             return False
-        if len(chunks) != len(others) or not all(isinstance(chunk, dict) for chunk in chunks):
+        if len(chunks) != len(bodies) or not all(isinstance(chunk, dict) for chunk in chunks):
             return False
-        for number, chunk in enumerate(chunks):
-            if run is not None and number == run.start:
-                self._assembly(run.choice).say(run.text)
+        for chunk in chunks:
             self._take(chunk)
-        if run is not None and run.start == len(chunks):
-            self._assembly(run.choice).say(run.text)
         self.done = done
         return True
 
@@ -181,7 +185,9 @@ class Reader:
 
     def _choice(self, choice: Mapping[str, Any]) -> Sequence[Piece]:
         number = choice.get("index") or 0
-        assembly = self._assembly(number)
+        assembly = self._choices.get(number)
+        if assembly is None:
+            assembly = self._choices[number] = Assembly()
         reason = choice.get("finish_reason")
         delta = choice.get("delta") or choice
         if not reason and len(delta) == 1 and isinstance(only := delta.get("content"), str):
@@ -194,12 +200,6 @@ class Reader:
         if reason:
             assembly.finish = _FINISH.get(reason, "stop")
         return pieces
-
-    def _assembly(self, number: int) -> Assembly:
-        assembly = self._choices.get(number)
-        if assembly is None:
-            assembly = self._choices[number] = Assembly()
-        return assembly
 
 
 def _pieces(delta: Mapping[str, Any], choice: int, assembly: Assembly) -> list[Piece]:

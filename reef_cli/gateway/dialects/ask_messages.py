@@ -182,6 +182,10 @@ def _whole(block: Mapping[str, Any], index: int) -> list[Piece]:
     return []
 
 
+_TEXTS: Mapping[str, str] = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+"""Kinds of delta that join to one text, and the name of the text in each."""
+
+
 class Reader:
     """Reads the events of a streamed message."""
 
@@ -199,6 +203,11 @@ class Reader:
 
     def answers(self) -> list[Answered]:
         return [self._assembly.answered(self.usage or Usage())]
+
+    @staticmethod
+    def only_text(event: Mapping[str, Any], /) -> str | None:
+        text: str | None = event["delta"][_TEXTS[event["delta"]["type"]]]
+        return text if event["type"] == "content_block_delta" and len(event["delta"]) == 2 else None
 
     def feed(self, event: Event) -> Sequence[Piece]:
         try:

@@ -3,7 +3,7 @@
 What every reader of a provider's stream shares: pieces in, `Answered` out, and the facts that close an answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,10 @@ class StreamReader(Protocol):
     error: UpstreamError | None
 
     def feed(self, event: Event) -> Sequence[Piece]: ...
+
+    def only_text(self, event: Mapping[str, Any], /) -> str | None:
+        """The text of an event that brings nothing else, so that it may be joined with its like; else None. May raise."""
+        ...
 
     @property
     def finished(self) -> bool: ...
