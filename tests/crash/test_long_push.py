@@ -1,9 +1,8 @@
 """A push of all weights that lasts longer than the engine's watchdog allows one thing to last, on real processes.
 
-SGLang's watchdog (300 s) kills it when requests are under way and nothing was computed for that long, a call that changes weights
-included. A push of six minutes is 1.2 times that; here the watchdog has 5 s and the push at least 6. The engine lives because
-its requests are taken back before the push (`retract`; an engine paused `in_place` counts as stuck) and the weights come in many
-short calls.
+SGLang's watchdog (300 s) kills it when requests are under way and nothing was computed for that long, weight calls included. A
+push of six minutes is 1.2 times that; here the watchdog has 5 s and the push at least 6. The engine lives because
+requests are taken back before the push (`retract`; paused `in_place` it counts as stuck) and the weights come in short calls.
 """
 
 import threading

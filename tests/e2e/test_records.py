@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.doubles.upstream import Upstream
-from tests.e2e.server import Server, reef
+from tests.e2e.server import Server, reef, stopped, until
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
@@ -109,3 +109,24 @@ def test_what_is_not_recorded_leaves_nothing(front: Server, provider: Upstream) 
             reply.status_code == 200 and "x-reef-agent-record-id" not in reply.headers and "agent_record_id" not in reply.text
         )
     assert front.get("/reef/scenarios/quiet/records")["records"] == []
+
+
+def test_what_nothing_learned_from_is_evicted_only_when_told_and_never_without_a_word(
+    double: Upstream, provider: Upstream, tmp_path: Path
+) -> None:
+    kept = {"engine.kind": "upstream", "engine.url": double.url, "storage.keep_bytes": "0"}
+    server = Server(tmp_path / "h", {"engine.model": "stub-model", **kept})
+    with stopped(server):
+        receipt = say(server.start().ready().client(), [], "remember this")
+        server.stop()
+        server.start().ready()
+        until(lambda: "storage.unconsumed: evict" in server.words(), "the word that limits are exceeded")
+        assert server.client().get(f"/reef/scenarios/default/records/{receipt}").status_code == 200
+        server.stop()
+        server.settings["storage.unconsumed"] = "evict"
+        client = server.start().ready().client()
+        until(lambda: client.get(f"/reef/scenarios/default/records/{receipt}").status_code == 404, "the body being dropped")
+        (row,) = server.get("/reef/scenarios/default/records")["records"]
+        assert row["id"] == receipt and row["evicted_at"] and "evicted 1 records" in server.words()
+        answer = client.post("/reef/report", json={"score": 1, "references": [receipt]})
+        assert answer.status_code == 400 and "evicted by retention" in answer.json()["error"]["message"]
