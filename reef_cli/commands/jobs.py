@@ -1,7 +1,7 @@
 """`reef jobs`: learning steps, from reserved batch to settled verdict."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -128,8 +128,9 @@ def _draw(job: dict[str, Any]) -> None:
     output.pairs([("job", job_id(job)), *((name, job.get(name)) for name in names)])
     if moves := items(job, "transitions"):
         print()
+        told = job.get("detail") or {}
         output.table(
-            ("age", "state", "detail"), [(output.age(m.get("at")), m.get("state"), m.get("detail") or "") for m in moves]
+            ("age", "state", "detail"), [(output.age(m.get("at")), m.get("state"), _own(m.get("detail"), told)) for m in moves]
         )
         print()
     detail = dict(job.get("detail") or {})
@@ -137,6 +138,13 @@ def _draw(job: dict[str, Any]) -> None:
     output.pairs(sorted(detail.items()))
     if isinstance(metrics, dict):
         output.pairs([(name, _figure(value)) for name, value in sorted(metrics.items())])
+
+
+def _own(detail: object, told: Mapping[str, Any]) -> str:
+    """What a transition says beyond the job's own facts, which follow line by line."""
+    if not isinstance(detail, dict):
+        return str(detail or "")
+    return ", ".join(f"{key} {_figure(value)}" for key, value in detail.items() if value and told.get(key) != value)
 
 
 def _figure(value: object) -> object:

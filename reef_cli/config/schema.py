@@ -306,10 +306,13 @@ class StorageSettings:
     """Retention and the release store."""
 
     keep_bytes: int | None = None
-    """Evict consumed records beyond this many bytes, oldest first; absent: keep all."""
+    """Evict records beyond this many bytes, oldest first; absent: keep all."""
 
     keep_days: float | None = None
-    """Evict consumed records older than this; absent: keep all."""
+    """Evict records older than this; absent: keep all."""
+
+    unconsumed: Literal["keep", "evict"] = "keep"
+    """Records beyond these limits that no recipe is done with (all of them where none learns): kept, or evicted too."""
 
     keep_checkpoints: int = 3
     """Trainer checkpoints kept besides those of gated releases."""

@@ -31,14 +31,16 @@ def canonical(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Content as text, roles as templates know them, tool arguments as objects. Raises `UnsupportedField`, `InvalidRequest`."""
     if not messages:
         raise InvalidRequest("messages must not be empty", hint="send at least one message")
-    return [_canonical(message) for message in messages]
+    return [_canonical(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _canonical(message: Mapping[str, Any]) -> Message:
+def _canonical(message: Mapping[str, Any], where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str):
         raise InvalidRequest("every message needs a role", hint='use "system", "user", "assistant" or "tool"')
-    clean: Message = {"role": _ROLES.get(role, role), "content": text_of(message.get("content"))}
+    clean: Message = {"role": _ROLES.get(role, role), "content": text_of(message.get("content"), where)}
+    if message.get("is_error") and "error" not in clean["content"][:80].lower():
+        clean["content"] = f"Error: {clean['content']}"
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     if calls:
         clean["tool_calls"] = calls
@@ -51,8 +53,8 @@ def _canonical(message: Mapping[str, Any]) -> Message:
     return clean
 
 
-def text_of(content: Any) -> str:
-    """The text of a message's content: null is empty, text parts are joined by newlines."""
+def text_of(content: Any, where: str = "content") -> str:
+    """The text of a message's content: null is empty, text parts are joined by newlines. `UnsupportedField` names `where`."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -65,7 +67,9 @@ def text_of(content: Any) -> str:
             texts.append(str(part.get("text") or part.get("refusal") or ""))
         else:
             raise UnsupportedField(
-                f"Content of type {part.get('type')!r} cannot be given to this model", hint="send text content only"
+                f"Content of type {part.get('type')!r} in `{where}` cannot be given to this model",
+                hint="send text content only",
+                param=where,
             )
     return "\n".join(texts)
 

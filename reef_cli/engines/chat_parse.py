@@ -1,8 +1,9 @@
 """A local model's raw text read by the conventions models are taught: reasoning first, then text and tool calls.
 
 Reasoning is what stands in `<think>…</think>`, also where the template opened the tag. Tool calls are read only when tools were
-offered, so an agent that parses its own markup keeps it: `<tool_call>{json}</tool_call>` (Hermes, Qwen), `[TOOL_CALLS]` lists
-(Mistral), and bare JSON that names an offered tool (Llama). What cannot be read stays text.
+offered, so an agent that parses its own markup keeps it: `<tool_call>{json}</tool_call>` (Hermes, Qwen), `<function=name>` with
+`<parameter=name>` inside (Qwen's coders), `[TOOL_CALLS]` lists (Mistral), and bare JSON that names an offered tool (Llama).
+What cannot be read stays text.
 """
 
 import json
@@ -18,6 +19,10 @@ _CLOSE_TAG = re.compile(r"\s*</tool_call>")
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*")
 _NAMED = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
 _PYTHON_TAG = "<|python_tag|>"
+_FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^>\s]+)>(.*?)</function>(?:\s*</tool_call>)?", re.DOTALL)
+_JSON_CALL = re.compile(r"(?s:.*?)<tool_call>\s*[{\[]|\s*[{\[]")
+"""Calls as JSON, whose strings may hold anything."""
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 
 Call = Mapping[str, Any]
 
@@ -27,8 +32,10 @@ def parse(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedMessage:
     reasoning, rest = _reasoning(text)
     calls: list[Call] = []
     if tools:
-        names = {str((tool.get("function") or tool).get("name")) for tool in tools}
-        rest, calls = _calls(rest, names)
+        offered = {
+            str(one.get("name")): one.get("parameters") or {} for tool in tools for one in [tool.get("function") or tool]
+        }
+        rest, calls = _calls(rest, offered)
     content = rest.strip("\n") if calls or reasoning is not None else rest
     return ParsedMessage(content or (None if calls or reasoning is not None else ""), tuple(calls), reasoning)
 
@@ -42,7 +49,11 @@ def _reasoning(text: str) -> tuple[str | None, str]:
     return thought.strip(), rest.lstrip("\n") if closed else ""
 
 
-def _calls(text: str, names: set[str]) -> tuple[str, list[Call]]:
+def _calls(text: str, names: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[Call]]:
+    if _FUNCTION.search(text) and not _JSON_CALL.match(text) and not _MISTRAL.search(text):
+        found = _functions(text, names)
+        if found[1]:
+            return found
     if "<tool_call>" in text:
         return _tagged(text)
     if _MISTRAL.search(text):
@@ -71,6 +82,32 @@ def _tagged(text: str) -> tuple[str, list[Call]]:
     return "".join(kept) + text[at:], calls
 
 
+def _functions(text: str, offered: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[Call]]:
+    """Calls whose parameters are written as text. The tool's schema says which of them are more than text."""
+    calls: list[Call] = []
+
+    def read(found: re.Match[str]) -> str:
+        if found[1] not in offered or _PARAMETER.sub("", found[2]).strip():
+            return found[0]
+        kinds = offered[found[1]].get("properties") or {}
+        given = {name: _typed(value, kinds.get(name)) for name, value in _PARAMETER.findall(found[2])}
+        calls.append(_made(found[1], json.dumps(given, ensure_ascii=False)))
+        return ""
+
+    return _FUNCTION.sub(read, text), calls
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """A parameter's text as what its schema asks for; text where that is asked for, or where it is no JSON."""
+    if not isinstance(schema, Mapping) or schema.get("type", "string") == "string":
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        lowered = value.strip().lower()
+        return {"true": True, "false": False, "none": None}.get(lowered, value)
+
+
 def _mistral(text: str) -> tuple[str, list[Call]]:
     head, *bodies = _MISTRAL.split(text)
     calls: list[Call] = []
@@ -86,7 +123,7 @@ def _mistral(text: str) -> tuple[str, list[Call]]:
     return head, calls
 
 
-def _bare(text: str, names: set[str]) -> tuple[str, list[Call]]:
+def _bare(text: str, names: Mapping[str, Any]) -> tuple[str, list[Call]]:
     body = text.strip().removeprefix(_PYTHON_TAG).strip()
     if not body.startswith(("{", "[")):
         return text, []
@@ -130,4 +167,8 @@ def _call(raw: Any) -> Call | None:
     if not isinstance(name, str) or not name or arguments is None:
         return None
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": text}}
+    return _made(name, text)
+
+
+def _made(name: str, arguments: str) -> Call:
+    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,12 +1,16 @@
 """Whether a record can train at all, before any recipe is asked. Pure functions with stable reasons.
 
-Reasons: `eligible`, `incomplete`, `error`, `redacted`, `no_tokens`, a fault of the token trace (`empty_output`,
-`length_mismatch`, `bad_logprob`, `span_gap`, `aborted`), `not_sampled` (nothing in the loss mask), `evicted`,
-`already_trained` and `already_sampled` (it belongs to a sample that was consumed, or waits), `unknown`.
+Reasons: `eligible`, `incomplete`, `error`, `trial`, `redacted`, `no_tokens`, `greedy` or `truncated_sampling` (not the plain
+policy's), a fault of the token trace (`empty_output`, `length_mismatch`, `bad_logprob`, `span_gap`, `aborted`), `not_sampled`
+(nothing in the loss mask), `evicted`, `already_trained` and `already_sampled` (it belongs to a sample that was consumed, or
+waits), `unknown`.
 """
 
 from reef_cli.core.types import Inference, Report
 from reef_cli.experience.redaction import TAG
+
+TRIAL = "trial"
+"""Tag of records that were made to judge a candidate; they are evidence about it and never teach."""
 
 
 def eligible(record: Inference, *, needs_tokens: bool = True) -> tuple[bool, str]:
@@ -21,8 +25,12 @@ def _refusal(record: Inference, needs_tokens: bool) -> str | None:
         return "incomplete"
     if record.error is not None:
         return "error"
+    if TRIAL in record.tags:
+        return "trial"
     if not needs_tokens:
         return None
+    if record.usage.get("trainable") is False:
+        return str(record.usage.get("untrainable") or "truncated_sampling")
     if record.tokens is None:
         return "redacted" if TAG in record.tags else "no_tokens"
     if fault := record.tokens.fault():

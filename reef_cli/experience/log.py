@@ -146,7 +146,11 @@ class ExperienceLog:
         while more:
             done = await self.write(partial(retention.evict_reports, now=now, forget=forget))
             reports, freed, more = reports + done.reports, freed + done.freed_bytes, done.more
-        return Evicted(records, reports, freed)
+        return Evicted(records, reports, freed, held=await asyncio.to_thread(self._held_back, limits, now))
+
+    def _held_back(self, limits: Limits, now: float) -> bool:
+        with self.read() as connection:
+            return retention.beyond(connection, limits, now)
 
     def _evictable(self, limits: Limits, now: float, after: int) -> list[int]:
         with self.read() as connection:

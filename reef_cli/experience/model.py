@@ -49,7 +49,7 @@ class RecordRow:
     """A record without its bodies. `sequence` orders a scenario's experience; `parent` is the record this one extends.
 
     `role` says whether an exchange is a turn of the agent or side traffic; `trainable_tokens` is 0 unless its token trace
-    is sound and the exchange complete.
+    is sound, the exchange complete, and the answer sampled from the whole distribution (no `greedy`, no `truncated_sampling`).
     """
 
     sequence: int

@@ -56,12 +56,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What retention dropped; `more` says whether it is worth looking on."""
+    """What retention dropped; `more` says whether it is worth looking on, `held` that records beyond the limits had to stay."""
 
     records: int = 0
     reports: int = 0
     freed_bytes: int = 0
     more: bool = False
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,16 @@ def evict_step(
             freed += _evict(connection, seq, scenario, now, "age" if aged else "bytes", forget)
             number += 1
     return Evicted(number, 0, freed, more=oldest is not None or freed < excess)
+
+
+def beyond(connection: sqlite3.Connection, limits: Limits, now: float) -> bool:
+    """Whether bodies are left that the limits ask to drop."""
+    oldest = -math.inf if limits.keep_days is None else now - limits.keep_days * _DAY
+    if limits.keep_bytes is not None:
+        total: int = connection.execute("SELECT coalesce(sum(stored_bytes), 0) FROM scenarios").fetchone()[0]
+        oldest = math.inf if total > limits.keep_bytes else oldest
+    old = "SELECT 1 FROM records WHERE kind = 'inference' AND evicted_at IS NULL AND created_at < ? LIMIT 1"
+    return connection.execute(old, (oldest,)).fetchone() is not None
 
 
 def _condition(limits: Limits) -> str:

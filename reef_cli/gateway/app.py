@@ -112,11 +112,11 @@ def _bind_error(error: OSError, host: str, port: int) -> AlreadyRunning | Config
         owner = port_owner(port)
         return AlreadyRunning(
             f"port {port} on {host} is taken" + (f" by {owner}" if owner else ""),
-            hint="stop that program, or choose another port with --port",
+            hint="stop that program, or choose another port: --reef.port 8901",
             port=port,
         )
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(f"{host!r} is no address of this machine", hint="set reef.host to 127.0.0.1 or a local address")
     return ConfigError(
-        f"cannot listen on {host}:{port}", why=error.strerror or str(error), hint="choose another port with --port"
+        f"cannot listen on {host}:{port}", why=error.strerror or str(error), hint="choose another port: --reef.port 8901"
     )

@@ -11,7 +11,14 @@ from reef_cli.core.errors import InvalidRequest, UnsupportedField
 from reef_cli.core.types import Dialect, Release
 from reef_cli.gateway import dialects
 from reef_cli.gateway.bodies import parse_object, read_body
-from reef_cli.gateway.context import RECEIPT_HEADER, RELEASE_HEADER, WEIGHT_HEADER, RequestContext, open_context
+from reef_cli.gateway.context import (
+    LEFT_OUT_HEADER,
+    RECEIPT_HEADER,
+    RELEASE_HEADER,
+    WEIGHT_HEADER,
+    RequestContext,
+    open_context,
+)
 from reef_cli.gateway.deps import Deps, deps_of
 from reef_cli.gateway.dialects.canonical import Envelope
 
@@ -55,6 +62,8 @@ class Call:
             headers[RECEIPT_HEADER] = self.context.receipt
         if weight_version is not None:
             headers[WEIGHT_HEADER] = weight_version
+        if self.context.facts.left_out:
+            headers[LEFT_OUT_HEADER] = ", ".join(self.context.facts.left_out)
         return headers
 
     def envelope(self, prompt_tokens: int = 0) -> Envelope:

@@ -7,7 +7,7 @@ same without ever creating. Neither reads the body.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -26,6 +26,7 @@ RELEASE_HEADER = "x-reef-release-id"
 CAPTURE_HEADER = "x-reef-capture"
 RECEIPT_HEADER = "x-reef-agent-record-id"
 WEIGHT_HEADER = "x-reef-weight-version"
+LEFT_OUT_HEADER = "x-reef-left-out"
 TAG_PREFIX = "x-reef-tag-"
 _SESSION_HEADERS = (
     "x-reef-session",
@@ -38,6 +39,8 @@ _SESSION_HEADERS = (
     "x-session-affinity",
 )
 _SESSION_LIMIT = 256
+_HINT_LIMIT, _MOST_HINTS = 64, 32
+_unprintable = re.compile(r"[^!-+\--~]")
 _SCENARIO_PATH = re.compile(r"/+s/([^/]*)/+(v1/.*)")
 
 
@@ -50,6 +53,8 @@ class Facts:
     dialect: str
     principal: Principal | None = None
     upstream_s: float = 0.0
+    left_out: tuple[str, ...] = ()
+    """What of an inference body had no effect: hints and tools that only a provider of its dialect understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,10 @@ class RequestContext:
     def waited(self, seconds: float) -> None:
         """Count time spent waiting for the engine or provider, so that the gateway's own overhead can be told apart."""
         self.facts.upstream_s += seconds
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Say in the answer's headers, and in the record, that these had no effect."""
+        self.facts.left_out = tuple(dict.fromkeys(_unprintable.sub("?", name)[:_HINT_LIMIT] for name in names))[:_MOST_HINTS]
 
 
 _FACTS: Any = web.RequestKey("reef_facts", Facts) if hasattr(web, "RequestKey") else "reef_facts"

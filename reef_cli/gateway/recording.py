@@ -101,7 +101,12 @@ def _inference(call: Call, outcome: Outcome, messages: Sequence[Message]) -> Inf
         weight_version=outcome.weight_version,
         session=context.session,
         tags=context.tags,
-        usage={**usage_facts(answer.usage if answer else None), **_others(outcome.answers), **outcome.extra},
+        usage={
+            **usage_facts(answer.usage if answer else None),
+            **_others(outcome.answers),
+            **outcome.extra,
+            **({"left_out": list(context.facts.left_out)} if context.facts.left_out else {}),
+        },
         timings=timings,
         stream=call.streams,
         complete=outcome.error is None,

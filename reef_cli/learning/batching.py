@@ -14,15 +14,13 @@ from typing import Protocol
 
 from reef_cli.core.ids import RecordId, split_weight_version
 from reef_cli.core.types import Inference, Operation, Release, Report, Sample, Surface
+from reef_cli.experience.eligibility import TRIAL
 from reef_cli.learning import coupling
 from reef_cli.learning.contract import Grouping, Recipe, Refusal
 from reef_cli.learning.jobs import Entry, Queued
 
 PAGE = 256
 """Reports read from the log at a time."""
-
-TRIAL = "trial"
-"""Tag of records that were made to judge a candidate; they are evidence about it and never teach."""
 
 
 class Stream(Protocol):
@@ -67,7 +65,7 @@ def admit(recipe: Recipe, stream: Stream, report: Report, known: Mapping[str, Re
             return Refusal("trial")
         if not record.complete:
             return Refusal("incomplete")
-        if record.usage.get("trainable") is False:
+        if recipe.surface is Surface.WEIGHTS and record.usage.get("trainable") is False:
             return Refusal(str(record.usage.get("untrainable") or "truncated_sampling"))
     steps = versions_to_steps(report.scenario, records, known)
     if any(span.version not in steps for record in records if record.tokens for span in record.tokens.spans):

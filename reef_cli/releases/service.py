@@ -396,4 +396,4 @@ class ReleaseService:
 
 
 def _not_found(scenario: str, release_id: str) -> ReleaseNotFound:
-    return ReleaseNotFound(f"no release {release_id!r} in {scenario}", hint=f"list them with `reef release list {scenario}`")
+    return ReleaseNotFound(f"no release {release_id!r} in {scenario}", hint=f"list them with `reef release list -s {scenario}`")

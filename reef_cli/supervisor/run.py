@@ -116,7 +116,13 @@ def _banner(stack: Stack, loaded: Loaded, home: Home, made: str | None) -> None:
     recipe = stack.recipe.name if stack.recipe else "none: record only"
     _say(f"reef: serving {_served(loaded)} at {stack.server.url} (recipe {recipe}, home {home.root})")
     if made:
-        _say(f"reef: token {made} (kept in {home.token}, shown this once)")
+        # What is no terminal is a log, which is no place for a token.
+        shown = (
+            f"token {made} (kept in {home.token}, shown this once)"
+            if sys.stderr.isatty()
+            else f"a token was made: {home.token}"
+        )
+        _say(f"reef: {shown}")
     _say(f"reef: try  curl -H 'Authorization: Bearer ...' {stack.server.url}/reef/status  or  reef tui; Ctrl-C stops")
 
 

@@ -96,7 +96,7 @@ class GroupCarrier:
         if len(engines) > 1:
             applied()  # one may have all of it before another refuses
         work = dist.broadcast(bucket.flat.to(self._device), group=self._link.group, group_src=0, async_op=True)
-        _wait(work, answers, limit)
+        _wait(work, engines, answers, limit)
         applied()  # an engine loads a bucket when it has all of it
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -168,7 +168,7 @@ def _urls(engines: Engines) -> tuple[str, ...]:
     return tuple(engine.url for engine in engines)
 
 
-def _wait(work: Any, answers: "Sequence[Future[Any]]", limit: float) -> None:
+def _wait(work: Any, engines: Engines, answers: "Sequence[Future[Any]]", limit: float) -> None:
     """Until the broadcast is over; an engine that refuses meanwhile will never take part, so its answer ends the wait."""
     deadline = time.monotonic() + limit
     while not work.is_completed():
@@ -176,6 +176,8 @@ def _wait(work: Any, answers: "Sequence[Future[Any]]", limit: float) -> None:
             if answer.done() and answer.exception() is not None:
                 answer.result()
         if time.monotonic() > deadline:
-            raise EngineError(f"The engine took no weights for {limit:.0f} s")
+            silent = [engine.url for engine, answer in zip(engines, answers, strict=True) if not answer.done()]
+            who = " and ".join(silent or (engine.url for engine in engines))
+            raise EngineError(f"The engine at {who} took no weights for {limit:.0f} s")
         time.sleep(0.001)
     work.wait(timedelta(seconds=1))

@@ -1,14 +1,27 @@
-"""A door in front of an engine: passes everything on, but holds one chosen control call, so that processes are killed there."""
+"""A door in front of an engine: passes everything on, but holds one chosen control call, so that processes are killed there, or
+lets calls of one kind take their time."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
 
 HOP = ("transfer-encoding", "connection", "content-length", "keep-alive")
+
+
+@dataclass
+class Passage:
+    """One call through the door; `ended` is None while it is under way."""
+
+    path: str
+    begun: float
+    ended: float | None = None
+    body: bytes = b""
 
 
 class Gate:
@@ -22,6 +35,8 @@ class Gate:
         self._hold: tuple[str, int, bool] | None = None
         self._seen = 0
         self._refused: list[str] = []
+        self._slow: dict[str, float] = {}
+        self.calls: list[Passage] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
@@ -37,9 +52,14 @@ class Gate:
         """Answer the next calls of `path` with a refusal; the engine never sees them."""
         self._refused = [path] * times
 
+    def slow(self, path: str, seconds: float) -> None:
+        """From now on each call of `path` takes so much longer, inside the engine for all that others can tell."""
+        self._slow[path] = seconds
+
     def open(self) -> None:
         """Let through what is held, and everything after it."""
         self._hold = None
+        self._slow.clear()
         self._opened.set()
 
     def stop(self) -> None:
@@ -64,6 +84,14 @@ class Gate:
         self._ready.set()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        passage = Passage(request.path, time.monotonic())
+        self.calls.append(passage)
+        try:
+            return await self._answer(request, passage)
+        finally:
+            passage.ended = time.monotonic()
+
+    async def _answer(self, request: web.Request, passage: "Passage") -> web.StreamResponse:
         if request.path in self._refused:
             self._refused.pop()
             return web.json_response({"success": False, "message": "refused at the door"}, status=400)
@@ -75,7 +103,8 @@ class Gate:
             held = None
         if held is not None and held[2]:
             await self._wait()
-        body = await request.read()
+        body = passage.body = await request.read()
+        await asyncio.sleep(self._slow.get(request.path, 0.0))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in (*HOP, "host")}
         try:
             async with self._session.request(

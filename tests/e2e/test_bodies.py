@@ -93,6 +93,7 @@ def test_imports_are_limited(front: Server) -> None:
     for path, body in (("/reef/records", record), ("/reef/records/batch", [record])):
         reply = client.post(path, json=body)
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
+        assert "reef.import_limit_bytes" in reply.json()["error"]["hint"]
     assert count(front, "imports") == 0
 
 

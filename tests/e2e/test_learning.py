@@ -256,5 +256,5 @@ def test_no_update_no_release(tiny_model: Path, tmp_path: Path) -> None:
         assert row["last_outcome"]["outcome"] == "unchanged" and row["last_outcome"]["reason"]
         (commit,) = server.get("/reef/scenarios/default/commits")["commits"]
         assert (commit["outcome"], commit["reason"]) == ("unchanged", row["last_outcome"]["reason"])
-        assert commit["created_at"] < commit["updated_at"]
+        assert commit["created_at"] < commit["updated_at"] and commit["release_id"] is None, "it made none"
         assert set(server.ledger.samples().values()) == {"consumed"}

@@ -58,6 +58,37 @@ def test_a_group_teaches_itself_and_its_teacher_follows(tiny_model: Path, tmp_pa
         assert Counter(server.ledger.samples().values()) == {"consumed": 8, "queued": 2}
 
 
+def episode(server: Server, score: float, **metadata: Any) -> None:
+    """Three turns, each prompt the last one with its answer and what came between, and one report about all three."""
+    client, ids = server.client(**{"x-reef-tag-session": f"episode-{metadata['rollout']}"}), list(range(20, 30))
+    receipts = []
+    for _ in range(3):
+        body = {"model": server.model, "prompt": ids, "max_tokens": 5, "ignore_eos": True, "temperature": 1.0}
+        reply = client.post("/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        receipts.append(reply.headers["x-reef-agent-record-id"])
+        said = server.get(f"/reef/scenarios/default/records/{receipts[-1]}")["tokens"]["output_ids"]
+        ids += [*said, 31, 32]
+    told = {"score": score, "feedback": "the last turn decided", "references": receipts, "metadata": metadata}
+    answer = client.post("/reef/report", json=told).json()
+    assert [(one["reference"], one["eligible"]) for one in answer["eligible"]] == [(receipt, True) for receipt in receipts]
+
+
+def test_a_report_about_several_turns_is_one_trajectory(tiny_model: Path, tmp_path: Path) -> None:
+    """GRPO: six exchanges of two episodes are two samples, and what the policy said in each turn trains."""
+    recipe = {"reef.recipe": "recipes.grpo.recipe:GRPORecipe", "reef.group_size": "2", "reef.batch_size": "2"}
+    with serving(tmp_path / "h", tiny_model, **SMALL | recipe) as server:
+        for rollout in range(2):
+            episode(server, float(rollout), group="g", rollout=rollout)
+        (job,) = settled(server, 1)
+        metrics = job["detail"]["metrics"]
+        assert metrics["policy_updated"] is True and metrics["logprob_gap_lag0"] < 0.1, metrics
+        assert (metrics["samples"], metrics["trained_tokens"]) == (2, 2 * 3 * 5), metrics
+        assert Counter(server.ledger.samples().values()) == {"consumed": 2}
+        (release,) = [row for row in server.releases() if row["operation"] == "training"]
+        assert len(release["evidence"]["consumed"]) == 2
+
+
 def test_a_demonstration_is_imitated(tiny_model: Path, tmp_path: Path) -> None:
     """SFT: the demonstration is written by the model's own chat template and becomes likelier."""
     recipe = {key: value for key, value in SMALL.items() if "off_policy" not in key}

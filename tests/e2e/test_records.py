@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.doubles.upstream import Upstream
-from tests.e2e.server import Server, reef
+from tests.e2e.server import Server, reef, stopped, until
 
 CHAT = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
@@ -109,3 +110,49 @@ def test_what_is_not_recorded_leaves_nothing(front: Server, provider: Upstream) 
             reply.status_code == 200 and "x-reef-agent-record-id" not in reply.headers and "agent_record_id" not in reply.text
         )
     assert front.get("/reef/scenarios/quiet/records")["records"] == []
+
+
+def test_what_nothing_learned_from_is_evicted_only_when_told_and_never_without_a_word(
+    double: Upstream, provider: Upstream, tmp_path: Path
+) -> None:
+    kept = {"engine.kind": "upstream", "engine.url": double.url, "storage.keep_bytes": "0"}
+    server = Server(tmp_path / "h", {"engine.model": "stub-model", **kept})
+    with stopped(server):
+        receipt = say(server.start().ready().client(), [], "remember this")
+        server.stop()
+        server.start().ready()
+        until(lambda: "storage.unconsumed: evict" in server.words(), "the word that limits are exceeded")
+        assert server.client().get(f"/reef/scenarios/default/records/{receipt}").status_code == 200
+        server.stop()
+        server.settings["storage.unconsumed"] = "evict"
+        client = server.start().ready().client()
+        until(lambda: client.get(f"/reef/scenarios/default/records/{receipt}").status_code == 404, "the body being dropped")
+        (row,) = server.get("/reef/scenarios/default/records")["records"]
+        assert row["id"] == receipt and row["evicted_at"] and "evicted 1 records" in server.words()
+        answer = client.post("/reef/report", json={"score": 1, "references": [receipt]})
+        assert answer.status_code == 400 and "evicted by retention" in answer.json()["error"]["message"]
+
+
+def test_a_turn_late_in_a_long_session_costs_about_what_an_early_one_does(front: Server, provider: Upstream) -> None:
+    """400 turns that each send the whole transcript, and no session named: what is spent beyond passing the body on."""
+    process = psutil.Process(front.pid)
+
+    def spent(scenario: str, **headers: str) -> tuple[float, float]:
+        """Seconds of the server's CPU for turns 20 to 70, and for the last 50."""
+        client = front.client(**{"x-reef-scenario": scenario, **headers})
+        talk: list[dict[str, Any]] = [{"role": "system", "content": "You code, carefully."}]
+        marks = []
+        for number in range(400):
+            if number in (20, 70, 350):
+                marks.append(sum(process.cpu_times()[:2]))
+            talk.append({"role": "user", "content": f"question {number} in some words more"})
+            reply = client.post(CHAT, json={"model": "m", "messages": talk})
+            talk.append(reply.json()["choices"][0]["message"])
+        return marks[1] - marks[0], sum(process.cpu_times()[:2]) - marks[2]
+
+    early, late = spent("long")
+    early_off, late_off = spent("long-off", **{"x-reef-capture": "off"})
+    assert late - late_off < 3 * max(early - early_off, 0.05), (early, late, early_off, late_off)
+    rows = front.get("/reef/scenarios/long/sessions")["sessions"]
+    assert [row["turns"] for row in rows] == [400]
+    print(f"CPU for 50 turns: early {early:.2f} s, late {late:.2f} s; without a record {early_off:.2f} s and {late_off:.2f} s")

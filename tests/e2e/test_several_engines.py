@@ -103,3 +103,22 @@ def version(engine: Live) -> str:
 
 def checksum(engine: Live) -> str:
     return str(engine.post("/weights_checker").json()["per_engine_checksum"])
+
+
+def test_an_engine_that_stops_answering_a_push_is_named_and_the_other_serves_on(
+    two: list[Live], tiny_model: Path, tmp_path: Path
+) -> None:
+    """One of two takes the call that brings the weights and says nothing more: a bounded failure, nobody's weights change."""
+    with gate(two[1].url) as door, by_address(tmp_path / "h", tiny_model, [two[0].url, door.url]) as server:
+        held = [checksum(engine) for engine in two]
+        door.hold("/update_weights_from_distributed", 1, True)
+        refused = step(server)
+        assert refused["state"] == "failed" and door.url in refused["reason"], refused
+        asked = server.client().post("/v1/chat/completions", json=server.body("who"))
+        assert asked.status_code == 200, "the healthy one serves on"
+        assert checksum(two[0]) == held[0], "with the weights it had"
+        door.open()
+        until(lambda: checksum(two[1]) == held[1], "the other one having its old weights again")
+        better = step(server)
+        assert (better["state"], better["outcome"]) == ("settled", "select"), better
+        assert len({checksum(engine) for engine in two}) == 1 and checksum(two[0]) != held[0]

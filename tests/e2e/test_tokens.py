@@ -37,6 +37,11 @@ def granted(front: Server, *lines: str) -> Iterator[None]:
         until(lambda: status(front, "/reef/harness", **probe) == 401, "the old tokens")
 
 
+def test_a_start_without_a_terminal_prints_no_token(front: Server) -> None:
+    said = front.output.read_text()
+    assert str(front.home / "token") in said and front.token not in said
+
+
 def test_the_scheme_has_no_case_and_the_token_has(front: Server) -> None:
     token = front.token
     for scheme in ("bearer", "BEARER", "BeArEr"):

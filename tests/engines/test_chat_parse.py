@@ -1,4 +1,4 @@
-"""Reading a model's text: reasoning, tool calls of four families, and leaving alone what is neither."""
+"""Reading a model's text: reasoning, tool calls of five families, and leaving alone what is neither."""
 
 import json
 
@@ -112,3 +112,51 @@ def test_parsing_never_fails_and_plain_text_is_untouched(text: str) -> None:
 )
 def test_arguments_survive_exactly(arguments: dict) -> None:
     assert calls(f"<tool_call>{json.dumps({'name': 'read', 'arguments': arguments})}</tool_call>") == [("read", arguments)]
+
+
+CODER = """<tool_call>
+<function=edit>
+<parameter=path>
+a b.py
+</parameter>
+<parameter=text>
+if x < 3:
+    print("</p>")
+</parameter>
+<parameter=line>
+12
+</parameter>
+<parameter=all>
+True
+</parameter>
+</function>
+</tool_call>"""
+SCHEMA = {"path": {"type": "string"}, "text": {}, "line": {"type": "integer"}, "all": {"type": "boolean"}}
+EDIT = [{"type": "function", "function": {"name": "edit", "parameters": {"type": "object", "properties": SCHEMA}}}]
+
+
+@pytest.mark.parametrize("text", [CODER, CODER.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")])
+def test_parameters_written_as_text_have_the_types_their_schema_says(text: str) -> None:
+    parsed = parse(f"I edit it.\n{text}\n{text}", EDIT)
+    given = {"path": "a b.py", "text": 'if x < 3:\n    print("</p>")', "line": 12, "all": True}
+    assert [json.loads(call["function"]["arguments"]) for call in parsed.tool_calls] == [given, given]
+    assert parsed.content == "I edit it."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CODER.replace("=edit>", "=unknown>"),
+        "<function=edit>loose words</function>",
+        "<function=edit><parameter=line>12</parameter>",
+    ],
+)
+def test_functions_that_cannot_be_read_stay_text(text: str) -> None:
+    parsed = parse(text, EDIT)
+    assert (parsed.content, parsed.tool_calls) == (text, ())
+
+
+def test_markup_inside_a_json_call_is_its_text() -> None:
+    inner = json.dumps({"name": "read", "arguments": {"path": "<function=read></function>"}})
+    for text in (f"<tool_call>{inner}</tool_call>", inner, f"[TOOL_CALLS][{inner}]"):
+        assert calls(text) == [("read", {"path": "<function=read></function>"})]

@@ -152,3 +152,14 @@ async def test_any_order_of_eviction_keeps_the_rest_exact(
     assert log.references([record.id for record in records]) == kept
     assert log.counts("s1")["evicted"] == 2 * len(chosen)
     log.close()
+
+
+async def test_it_says_whether_something_had_to_stay(
+    log: ExperienceLog, clock: Any, make: Make, report: MakeReport, settle: Callable[..., Any]
+) -> None:
+    await reported(log, make, report, settle, ["consumed", "queued"], at=clock.now())
+    clock.time += 10 * DAY
+    assert not (await log.retain()).held and not (await log.retain(keep_days=20)).held
+    assert (await log.retain(keep_days=5)).held and (await log.retain(keep_bytes=0)).held
+    assert not (await log.retain(keep_days=5, unconsumed=True)).held
+    assert not (await log.retain(keep_bytes=0, unconsumed=True)).held

@@ -151,13 +151,14 @@ def same(call: Any) -> tuple[str, str, Any]:
 
 
 parts = st.sampled_from(["word", " ", "\n", "<", "<th", "<think>", "</think>", "<tool", "{", "3 < 4", "é"])
+CODER = "<function=bash>\n<parameter=a>\n<think>\n</parameter>\n</function>"
 CALL = '<tool_call>{"name": "bash", "arguments": {"a": "<think>"}}</tool_call>'
 
 
 @given(
     before=st.lists(parts, max_size=8).map("".join).filter(lambda t: "<think>" not in t and "</think>" not in t),
     reasoning=st.none() | st.lists(parts, max_size=4).map("".join).filter(lambda t: "think>" not in t),
-    call=st.sampled_from(["", CALL, f"\n{CALL}\n{CALL}tail\n", '[TOOL_CALLS] [{"name": "bash", "arguments": {}}]']),
+    call=st.sampled_from(["", CALL, CODER, f"\n{CALL}\n{CALL}tail\n", '[TOOL_CALLS] [{"name": "bash", "arguments": {}}]']),
     cuts=st.lists(st.integers(0, 200), max_size=12),
 )
 def test_live_text_equals_the_parsers_reading(before: str, reasoning: str | None, call: str, cuts: list[int]) -> None:

@@ -1,6 +1,7 @@
 """Calls answered by a local engine: tokens as records, true streams, limits, refusals, broken and abandoned answers."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,13 @@ async def test_sampling_reaches_the_engine_and_truncated_sampling_never_trains(t
             _, headers, _ = await post(made, PATHS["chat"], ask("chat", temperature=coldest))
             assert stored(made, headers["x-reef-agent-record-id"]).usage["untrainable"] == "greedy"
             assert engine.asked[-1].sampling.temperature == 0, "what cannot be divided by is greedy"
+        _, headers, _ = await post(made, PATHS["chat"], ask("chat"), **{"x-reef-tag-trial": "t"})
+        _, headers, _ = await post(made, PATHS["chat"], ask("chat"))
+        rows = made.log.page("s1")
+        assert [row.trainable_tokens > 0 for row in rows] == [False, False, False, False, True], (
+            "what cannot train is not counted"
+        )
+        assert rows[-1].id == headers["x-reef-agent-record-id"] and all(row.output_tokens for row in rows)
 
 
 @pytest.mark.parametrize(("dialect", "said"), [("chat", "length"), ("messages", "max_tokens"), ("responses", "incomplete")])
@@ -363,20 +371,25 @@ async def test_an_engine_that_is_not_there_is_a_real_503(tmp_path: Path, streams
         assert status == 503 and "retry-after" in headers and made.records() == 0
 
 
+async def happens(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_client_that_leaves_aborts_the_engine(tmp_path: Path, streams: bool) -> None:
     async with local(tmp_path, "word " * 1000) as (made, engine):
         engine.gap = 0.02
-        with pytest.raises(TimeoutError):
-            async with (
-                asyncio.timeout(0.3),
-                made.client.post(PATHS["chat"], json=ask("chat", stream=streams), headers=H) as answer,
-            ):
+
+        async def read() -> None:
+            async with made.client.post(PATHS["chat"], json=ask("chat", stream=streams), headers=H) as answer:
                 await answer.read()
-        for _ in range(100):
-            if made.records():
-                break
-            await asyncio.sleep(0.02)
+
+        client = asyncio.create_task(read())
+        await happens(lambda: bool(engine.asked))
+        client.cancel()
+        await happens(lambda: bool(made.records()))
         assert len(engine.aborted) == 1
         record = only(made)
         assert not record.complete and record.error == "client_disconnected"

@@ -176,6 +176,13 @@ async def test_a_crash_between_two_heads_finishes_each_job_in_its_own_lane(both:
     assert both.releases.verify(SCENARIO) == []
 
 
+async def test_answers_that_were_not_sampled_teach_a_harness_and_no_weights(both: Both) -> None:
+    await both.exchange(0.0, usage={"trainable": False, "untrainable": "greedy"})
+    await both.step()
+    assert both.lane_of("failures")[-1][0] == "queued"
+    assert both.lane_of("plain")[-1] == ("refused", "greedy")
+
+
 async def test_the_status_tells_of_each_surface(both: Both) -> None:
     await both.exchange(0.0)
     await both.step()

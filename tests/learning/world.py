@@ -221,9 +221,10 @@ class World:
         complete: bool = True,
         tags: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        usage: Mapping[str, Any] | None = None,
     ) -> Report:
         """One answered and reported request, answered by `release` (default: the served one)."""
-        receipt = await self.answer(release, complete=complete, tags=tags)
+        receipt = await self.answer(release, complete=complete, tags=tags, usage=usage)
         report = Report(
             RecordId(new_id()), SCENARIO, 2.0, (receipt,), score, None if score is not None else "no", metadata or {}
         )
@@ -231,7 +232,12 @@ class World:
         return report
 
     async def answer(
-        self, release: Release | None = None, *, complete: bool = True, tags: Mapping[str, str] | None = None
+        self,
+        release: Release | None = None,
+        *,
+        complete: bool = True,
+        tags: Mapping[str, str] | None = None,
+        usage: Mapping[str, Any] | None = None,
     ) -> RecordId:
         """One answered request, not reported."""
         release = release or self.publisher.served(SCENARIO)
@@ -254,6 +260,7 @@ class World:
                 weight_version=version,
                 complete=complete,
                 tags=tags or {},
+                usage=usage or {},
             )
         )
         return receipt

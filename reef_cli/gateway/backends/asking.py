@@ -56,6 +56,8 @@ def prepare(call: Call, api: Api, model: str | None) -> Asking:
     if request.prompt is not None:
         raise UnsupportedField("Raw completions cannot be served by an upstream of another dialect.", param="prompt")
     ask = _ASK[api]
+    unheard = (request.called("reasoning_effort"),) if api == "anthropic" and request.options.reasoning_effort else ()
+    call.context.leave_out((*request.left_out, *unheard))
     return Asking(ask.PATH, orjson.dumps(ask.body(request, model or request.model)), ask, request)
 
 

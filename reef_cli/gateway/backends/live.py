@@ -14,7 +14,7 @@ from reef_cli.core.ports import ParsedMessage
 from reef_cli.gateway.dialects.canonical import Answered, Piece
 
 THINK, END_THINK = "<think>", "</think>"
-CALL_OPENERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "[")
+CALL_OPENERS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>", "{", "[")
 """How tool calls start in the formats open models use; brackets count only as the very first thing a model writes."""
 
 _BARE = ("{", "[")

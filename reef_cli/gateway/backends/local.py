@@ -68,6 +68,8 @@ class LocalBackend:
     async def serve(self, call: Call) -> web.StreamResponse:
         request = dialects.parse(call.dialect, call.body)
         plan = planning.plan(request, self._chat, self._context_length)
+        unheard = (request.called("reasoning_effort"),) if request.options.reasoning_effort else ()
+        call.context.leave_out((*request.left_out, *unheard))
         if not request.stream:
             return await whole(call, self._whole(call, plan))
         return await _Streaming(self, call, plan).run()

@@ -67,9 +67,8 @@ def _refuse(request: ChatRequest) -> None:
     options = request.options
     request.refuse_extra(_ENGINE)
     if (options.response_format or {}).get("type", "text") != "text":
-        raise UnsupportedField(
-            f"`response_format` cannot be served by {_ENGINE}.", hint="Ask in words.", param="response_format"
-        )
+        name = request.called("response_format")
+        raise UnsupportedField(f"`{name}` cannot be served by {_ENGINE}.", hint="Ask in words.", param=name)
     if options.top_logprobs > 0:
         raise UnsupportedField(
             f"`top_logprobs` cannot be served by {_ENGINE}.", hint="`logprobs: true` alone is.", param="top_logprobs"

@@ -11,7 +11,18 @@ import orjson
 
 from reef_cli.core.errors import UpstreamError
 from reef_cli.gateway.dialects.assembly import Assembly
-from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Finish, Message, Piece, TokenScore, Usage, tool_call
+from reef_cli.gateway.dialects.canonical import (
+    Answered,
+    ChatRequest,
+    Finish,
+    Message,
+    Piece,
+    TokenScore,
+    Usage,
+    failed,
+    no_counterpart,
+    tool_call,
+)
 from reef_cli.gateway.sse import Event
 
 PATH = "/v1/chat/completions"
@@ -28,6 +39,8 @@ _KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_con
 def body(request: ChatRequest, model: str) -> dict[str, Any]:
     """The chat body of a request that came in another dialect."""
     options = request.options
+    if options.top_logprobs:
+        raise no_counterpart("top_logprobs")
     asked: dict[str, Any] = {
         "max_completion_tokens": options.max_tokens,
         "temperature": options.temperature,
@@ -51,7 +64,7 @@ def _message(message: Message) -> dict[str, Any]:
     out = {name: message[name] for name in _KEPT if name in message}
     if out["role"] == "developer":
         out["role"] = "system"
-    return out
+    return out | ({"content": failed(message["content"])} if message.get("is_error") else {})
 
 
 def usage_of(raw: Any) -> Usage:
@@ -87,16 +100,32 @@ def _choice(choice: Mapping[str, Any], usage: Usage) -> Answered:
         if isinstance(call.get("function"), dict)
     ]
     finish = _FINISH.get(choice.get("finish_reason") or "stop", "stop")
+    thought, text = _told(message.get("content"))
     return Answered(
-        content=message.get("content"),
+        content=text or message.get("refusal") or text,
         finish="tool_calls" if finish == "stop" and calls else finish,
         tool_calls=calls,
-        reasoning=message.get("reasoning_content") or message.get("reasoning"),
+        reasoning=message.get("reasoning_content") or message.get("reasoning") or thought or None,
         signature=message.get("reasoning_signature"),
         redacted=tuple(message.get("redacted_thinking") or ()),
         usage=usage,
         scores=_scores(choice.get("logprobs")),
     )
+
+
+def _told(content: Any) -> tuple[str, str | None]:
+    """`(reasoning, text)` of content that some providers send in parts, their reasoning among them."""
+    if not isinstance(content, list):
+        return "", content
+    reasoning: list[str] = []
+    texts: list[str] = []
+    for part in content:
+        if part.get("type") == "thinking":
+            inner = part.get("thinking")
+            reasoning += [inner] if isinstance(inner, str) else [one.get("text") or "" for one in inner or ()]
+        else:
+            texts.append(part.get("text") or part.get("refusal") or "")
+    return "".join(reasoning), "".join(texts)
 
 
 def _scores(raw: Any) -> list[TokenScore] | None:
@@ -204,14 +233,15 @@ class Reader:
 
 def _pieces(delta: Mapping[str, Any], choice: int, assembly: Assembly) -> list[Piece]:
     pieces = []
-    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    thought, said = _told(delta.get("content"))
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or thought
     if isinstance(reasoning, str) and reasoning:
         pieces.append(Piece("reasoning", reasoning, choice=choice))
     if delta.get("reasoning_signature"):
         pieces.append(Piece("signature", delta["reasoning_signature"], choice=choice))
     for data in delta.get("redacted_thinking") or ():
         pieces.append(Piece("redacted", data, choice=choice))
-    text = delta.get("content") or delta.get("text") or delta.get("refusal")
+    text = said or delta.get("text") or delta.get("refusal")
     if isinstance(text, str) and text:
         pieces.append(Piece("text", text, choice=choice))
     for call in delta.get("tool_calls") or ():

@@ -11,7 +11,7 @@ import orjson
 
 from reef_cli.core.errors import UnsupportedField, UpstreamError
 from reef_cli.gateway.dialects.assembly import Assembly
-from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Finish, Message, Piece, Usage, text_of
+from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Finish, Message, Piece, Usage, no_counterpart, text_of
 from reef_cli.gateway.dialects.messages import UNSIGNED, arguments_of
 from reef_cli.gateway.sse import Event
 
@@ -36,10 +36,10 @@ def body(request: ChatRequest, model: str) -> dict[str, Any]:
     options = request.options
     for name in _UNTRANSLATABLE:
         if getattr(options, name):
-            raise UnsupportedField(f"The field `{name}` has no counterpart in the upstream's dialect.", param=name)
+            raise no_counterpart(request.called(name))
     for name, neutral in (("n", 1), ("logprobs", False), ("top_logprobs", 0), ("logit_bias", {})):
         if getattr(options, name) != neutral:
-            raise UnsupportedField(f"The field `{name}` has no counterpart in the upstream's dialect.", param=name)
+            raise no_counterpart(request.called(name))
     system, turns = _turns(request.messages)
     asked: dict[str, Any] = {
         "max_tokens": options.max_tokens or DEFAULT_MAX_TOKENS,
@@ -128,8 +128,9 @@ def _assistant(message: Message, where: str) -> list[dict[str, Any]]:
         {"type": "redacted_thinking", "data": data} for data in message.get("redacted_thinking") or ()
     ]
     signature = message.get("reasoning_signature")
-    if message.get("reasoning_content") and signature and signature != UNSIGNED:
-        blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": signature})
+    if signature and signature != UNSIGNED:
+        # A provider may sign reasoning whose words it keeps to itself.
+        blocks.append({"type": "thinking", "thinking": message.get("reasoning_content") or "", "signature": signature})
     text = text_of(message["content"], where)
     if text:
         blocks.append({"type": "text", "text": text})

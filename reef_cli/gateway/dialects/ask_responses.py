@@ -11,7 +11,7 @@ import orjson
 
 from reef_cli.core.errors import UnsupportedField, UpstreamError
 from reef_cli.gateway.dialects.assembly import Assembly
-from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Message, Piece, Usage
+from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Message, Piece, Usage, failed, no_counterpart
 from reef_cli.gateway.dialects.responses import call_name
 from reef_cli.gateway.sse import Event
 
@@ -33,10 +33,10 @@ def body(request: ChatRequest, model: str) -> dict[str, Any]:
     options = request.options
     for name in _UNTRANSLATABLE:
         if getattr(options, name):
-            raise UnsupportedField(f"The field `{name}` has no counterpart in the upstream's dialect.", param=name)
+            raise no_counterpart(request.called(name))
     for name, neutral in (("n", 1), ("logprobs", False), ("top_logprobs", 0)):
         if getattr(options, name) != neutral:
-            raise UnsupportedField(f"The field `{name}` has no counterpart in the upstream's dialect.", param=name)
+            raise no_counterpart(request.called(name))
     asked: dict[str, Any] = {
         "max_output_tokens": options.max_tokens,
         "temperature": options.temperature,
@@ -77,7 +77,8 @@ def _format(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _items(message: Message, where: str) -> list[dict[str, Any]]:
     role = message["role"]
     if role in ("tool", "function"):
-        output = message["content"] if isinstance(message["content"], str) else _parts(message["content"], "input_text", where)
+        said = failed(message["content"]) if message.get("is_error") else message["content"]
+        output = said if isinstance(said, str) else _parts(said, "input_text", where)
         return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": output or ""}]
     kind = "output_text" if role == "assistant" else "input_text"
     items: list[dict[str, Any]] = []

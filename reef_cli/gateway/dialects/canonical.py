@@ -48,12 +48,21 @@ class Options:
     ignore_eos: bool = False
 
 
+_CLIENTS: Mapping[tuple[Dialect, str], str] = {
+    ("messages", "stop"): "stop_sequences",
+    ("messages", "response_format"): "output_config.format",
+    ("responses", "response_format"): "text.format",
+    ("responses", "reasoning_effort"): "reasoning.effort",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One request, whatever dialect it came in. `prompt` is set for raw completions only: text, or token ids.
 
     `namespaces` maps a tool's name here to the namespace and name the client knows it by (responses only). `extra` are fields
-    that have no canonical meaning and are not known to be harmless; who cannot pass them on refuses them.
+    that have no canonical meaning and are not known to be harmless; who cannot pass them on refuses them. `left_out` names
+    hints and tools that only their own provider understands: the client is told that they had no effect.
     """
 
     dialect: Dialect
@@ -67,6 +76,11 @@ class ChatRequest:
     echo: bool = False
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+
+    def called(self, option: str) -> str:
+        """The client's own name of an option."""
+        return _CLIENTS.get((self.dialect, option), option)
 
     def refuse_extra(self, engine: str) -> None:
         """Raise `UnsupportedField` naming the first field that would be lost."""
@@ -224,6 +238,19 @@ def text_of(content: Any, where: str) -> str:
     return "".join(texts)
 
 
+def no_counterpart(name: str) -> UnsupportedField:
+    """The refusal of a field that the upstream's dialect has no word for."""
+    return UnsupportedField(f"The field `{name}` has no counterpart in the upstream's dialect.", param=name)
+
+
+def failed(content: Any) -> Any:
+    """The result of a tool call that failed, for dialects that can say so in words only."""
+    said = content if isinstance(content, str) else "".join(part.get("text") or "" for part in content or ())
+    if "error" in said[:80].lower():
+        return content
+    return f"Error: {said}" if isinstance(content, str | None) else [{"type": "text", "text": "Error:"}, *content]
+
+
 def compact(content: Any) -> Any:
     """Parts that are all plain text become one string, so that equal conversations have equal records."""
     if (
@@ -288,6 +315,10 @@ class Fields:
     def extra(self, known: frozenset[str]) -> dict[str, Any]:
         """The members that are neither known nor empty."""
         return {name: value for name, value in self.body.items() if name not in known and value not in (None, [], {}, "")}
+
+    def hints(self, harmless: frozenset[str]) -> list[str]:
+        """The harmless members that say something."""
+        return [name for name, value in self.body.items() if name in harmless and value not in (None, [], {}, "", False)]
 
 
 class InOrder:

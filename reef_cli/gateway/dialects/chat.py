@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from reef_cli.core.errors import InvalidRequest, ReefError
+from reef_cli.core.errors import InvalidRequest, ReefError, UnsupportedField
 from reef_cli.gateway.dialects.canonical import (
     Answered,
     Body,
@@ -53,17 +53,37 @@ def parse(body: Body) -> ChatRequest:
     """Read a body; `InvalidRequest` names the field that is not as documented."""
     fields = Fields(body)
     messages = messages_of(body)
+    _refuse_parts_of_turns(messages)
+    tools = fields.objects("tools")
     stream_options = fields.mapping("stream_options") or {}
     return ChatRequest(
         dialect="chat",
         model=fields.model(),
         messages=messages,
-        tools=[tool for tool in fields.objects("tools") if _is_function(tool)],
+        tools=[tool for tool in tools if _is_function(tool)],
         options=options(fields),
         stream=fields.flag("stream") or False,
         include_usage=bool(stream_options.get("include_usage")),
         extra=fields.extra(KNOWN | HARMLESS),
+        left_out=[*fields.hints(HARMLESS), *(f"tools.{tool.get('type')}" for tool in tools if not _is_function(tool))],
     )
+
+
+def _refuse_parts_of_turns(messages: Sequence[Message]) -> None:
+    """Members of earlier turns that no other dialect has a word for: calls before there were tools, and spoken answers."""
+    for index, message in enumerate(messages):
+        for name in ("function_call", "audio"):
+            if message.get(name):
+                raise UnsupportedField(f"`messages[{index}].{name}` cannot be translated.", param=f"messages[{index}].{name}")
+
+
+def _tool_choice(choice: Any) -> str | dict[str, Any] | None:
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice  # type: ignore[no-any-return]
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type", "function") == "function" else None
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return {"type": "function", "function": {"name": function["name"]}}
+    raise UnsupportedField("This `tool_choice` cannot be served here.", param="tool_choice")
 
 
 def options(fields: Fields) -> Options:
@@ -84,7 +104,7 @@ def options(fields: Fields) -> Options:
         n=fields.integer("n", 1) or 1,
         logprobs=bool(fields.body.get("logprobs")),
         top_logprobs=fields.integer("top_logprobs", 0) or 0,
-        tool_choice=fields.body.get("tool_choice"),
+        tool_choice=_tool_choice(fields.body.get("tool_choice")),
         parallel_tool_calls=fields.flag("parallel_tool_calls"),
         reasoning_effort=fields.text("reasoning_effort"),
         response_format=fields.mapping("response_format"),
@@ -113,6 +133,8 @@ def _message(message: dict[str, Any], index: int) -> Message:
         raise InvalidRequest(f"`{where}.tool_calls` must be an array of function calls.", param=where)
     if isinstance(content, list):
         content = compact([{"type": "text", "text": part} if isinstance(part, str) else part for part in content])
+    if content is None and isinstance(message.get("refusal"), str):
+        content = message["refusal"]
     read: Message = {**message, "content": content}
     if "reasoning" in read and isinstance(read["reasoning"], str):
         read["reasoning_content"] = read.get("reasoning_content") or read.pop("reasoning")

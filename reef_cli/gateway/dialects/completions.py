@@ -48,6 +48,7 @@ def parse(body: Body) -> ChatRequest:
         prompt=prompt,
         echo=fields.flag("echo") or False,
         extra=fields.extra(KNOWN | chat.HARMLESS | {"best_of"}),
+        left_out=fields.hints(chat.HARMLESS),
     )
 
 

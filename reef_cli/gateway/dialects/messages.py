@@ -31,10 +31,13 @@ from reef_cli.gateway.dialects.canonical import (
 from reef_cli.gateway.errors import stream_error
 from reef_cli.gateway.sse import event_frame
 
-KNOWN = names("model messages system tools tool_choice stream max_tokens temperature top_p top_k stop_sequences thinking")
+KNOWN = names(
+    "model messages system tools tool_choice stream max_tokens temperature top_p top_k stop_sequences output_config "
+    "output_format"
+)
 HARMLESS = names(
-    "metadata context_management output_config cache_control service_tier betas anthropic_beta inference_geo speed "
-    "anthropic_version diagnostics"
+    "metadata context_management cache_control service_tier betas anthropic_beta inference_geo speed anthropic_version "
+    "diagnostics thinking"
 )
 UNSIGNED = "cmVlZg=="
 """Signature of reasoning no provider signed. Clients keep a signed block as reasoning when they send it back."""
@@ -64,11 +67,14 @@ def parse(body: Body) -> ChatRequest:
     fields = Fields(body)
     messages = messages_of(body)
     choice, parallel = _tool_choice(fields.mapping("tool_choice"))
+    entries = fields.objects("tools")
+    tools = [_tool(entry) for entry in entries]
+    config = fields.mapping("output_config") or {}
     return ChatRequest(
         dialect="messages",
         model=fields.model(),
         messages=messages,
-        tools=[tool.canonical() for entry in fields.objects("tools") if (tool := _tool(entry)) is not None],
+        tools=[tool.canonical() for tool in tools if tool is not None],
         options=Options(
             max_tokens=fields.integer("max_tokens", 1),
             temperature=fields.number("temperature"),
@@ -77,10 +83,25 @@ def parse(body: Body) -> ChatRequest:
             stop=fields.stop("stop_sequences"),
             tool_choice=choice,
             parallel_tool_calls=parallel,
+            response_format=_format(config.get("format") or body.get("output_format")),
         ),
         stream=fields.flag("stream") or False,
         extra=fields.extra(KNOWN | HARMLESS),
+        left_out=[
+            *fields.hints(HARMLESS),
+            *(f"output_config.{name}" for name in config if name != "format"),
+            *(f"tools.{entry.get('type')}" for entry, tool in zip(entries, tools, strict=True) if tool is None),
+        ],
     )
+
+
+def _format(form: Any) -> dict[str, Any] | None:
+    """The schema an answer must follow, as chat's `response_format`."""
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        raise UnsupportedField("This `output_config.format` cannot be served here.", param="output_config.format")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"], "strict": True}}
 
 
 def _system(system: Any) -> list[Message]:

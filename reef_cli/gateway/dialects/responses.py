@@ -47,7 +47,9 @@ def parse(body: Body) -> ChatRequest:
     if body.get("background"):
         raise UnsupportedField("`background` cannot be served.", param="background")
     reasoning = fields.mapping("reasoning") or {}
-    tools, namespaces = _tools(fields.objects("tools"))
+    _refuse_logprobs(fields)
+    entries = fields.objects("tools")
+    tools, namespaces = _tools(entries)
     return ChatRequest(
         dialect="responses",
         model=fields.model(),
@@ -67,7 +69,19 @@ def parse(body: Body) -> ChatRequest:
         stream=fields.flag("stream") or False,
         include_usage=True,
         extra=fields.extra(KNOWN | HARMLESS),
+        left_out=[
+            *fields.hints(HARMLESS - {"include"}),
+            *(f"reasoning.{name}" for name in reasoning if name != "effort"),
+            *(f"text.{name}" for name in fields.mapping("text") or {} if name != "format"),
+            *(f"tools.{kind}" for entry in entries if (kind := entry.get("type", "function")) not in ("function", "namespace")),
+        ],
     )
+
+
+def _refuse_logprobs(fields: Fields) -> None:
+    """What else `include` may name are parts of tools and reasoning that only a provider of this dialect has."""
+    if "message.output_text.logprobs" in (fields.body.get("include") or ()):
+        raise UnsupportedField("`include` of log-probs cannot be served here.", hint="Chat completions can.", param="include")
 
 
 def _messages(instructions: str | None, items: Any) -> list[Message]:

@@ -22,8 +22,13 @@ _COLUMNS = (
     *("id", "scenario", "recipe", "state", "outcome", "reason", "base_release_id", "release_id", "content_id"),
     *("created_at", "updated_at", "attempt", "detail"),
 )
-_FIELDS = ", ".join(_COLUMNS)
 _ENDED = ("settled", "failed")
+_MADE = (
+    "CASE WHEN state NOT IN ('settled', 'failed') OR EXISTS"
+    " (SELECT 1 FROM job_events e WHERE e.job_id = jobs.id AND e.state = 'publishing') THEN release_id END"
+)
+"""A job has the id of its release from the start; one that ended without publishing made none."""
+_FIELDS = ", ".join(_MADE if name == "release_id" else name for name in _COLUMNS)
 
 
 async def list_jobs(request: web.Request) -> web.Response:

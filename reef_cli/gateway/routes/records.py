@@ -10,11 +10,11 @@ from typing import Any
 
 from aiohttp import web
 
-from reef_cli.core.errors import InvalidReference, InvalidRequest, RecordNotFound
+from reef_cli.core.errors import BodyTooLarge, InvalidReference, InvalidRequest, RecordNotFound
 from reef_cli.core.types import Inference, Report
 from reef_cli.experience.codec import Record, from_document, to_document
 from reef_cli.gateway.answers import answer
-from reef_cli.gateway.bodies import int_query, kind_of, parse_json, read_body, read_object
+from reef_cli.gateway.bodies import int_query, kind_of, parse_json, parse_object, read_body
 from reef_cli.gateway.context import RECEIPT_HEADER, ensure_scenario, scenario_of
 from reef_cli.gateway.deps import Deps, Route, deps_of
 from reef_cli.gateway.lookup import path_scenario
@@ -76,10 +76,18 @@ async def get_session(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(deps.log.session_tree, scenario, session))
 
 
+async def _read(request: web.Request, limit: int) -> bytes:
+    try:
+        return await read_body(request, limit)
+    except BodyTooLarge as error:
+        error.hint = "raise reef.import_limit_bytes on the server"
+        raise
+
+
 async def import_record(request: web.Request) -> web.Response:
     """Store one existing record."""
     deps = deps_of(request)
-    document = await read_object(request, deps.settings.import_limit_bytes)
+    document = parse_object(await _read(request, deps.settings.import_limit_bytes))
     scenario = scenario_of(request)
     record = _record(document, scenario, deps.clock.now())
     stored = await _store(request, deps, scenario, [record])
@@ -92,7 +100,7 @@ async def import_record(request: web.Request) -> web.Response:
 async def import_batch(request: web.Request) -> web.Response:
     """Store 1 to 1000 existing records, all or none: an array, or `{"records": [...]}`."""
     deps = deps_of(request)
-    body = parse_json(await read_body(request, deps.settings.import_limit_bytes))
+    body = parse_json(await _read(request, deps.settings.import_limit_bytes))
     documents = body.get("records") if isinstance(body, dict) else body
     if not isinstance(documents, list):
         raise InvalidRequest(
