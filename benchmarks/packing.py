@@ -19,16 +19,17 @@ ends a sitting after a whole step.
 import argparse
 import json
 import random
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.sao_cpu import machine
+from benchmarks.sao_cpu import interval, machine
 from reef_cli.demo.server import Server
 from reef_cli.discovery.archive import Archive, Rollout
 from reef_cli.discovery.desk import Desk, Proposal, Standing
@@ -204,12 +205,35 @@ def save(path: Path, arms: list[Arm]) -> None:
     rows += [vars(arm) for arm in mine.values()]
     rows.sort(key=lambda row: (row["space"], row["n"], ARMS.index(row["arm"]), row["seed"]))
     payload = {
+        "table": table(rows),
         "tries_per_step": GROUPS * ROLLOUTS,
         "best_known": BEST_KNOWN,
         "arms": rows,
     }
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(payload, indent=1) + "\n")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Per space and size the arms at equal tries (as many as every run has): best sums by seed, mean, 95 % interval."""
+    found = []
+    for space, n in sorted({(row["space"], row["n"]) for row in rows}):
+        here = [row for row in rows if (row["space"], row["n"]) == (space, n)]
+        equal = min(row["tries"] for row in here)
+        told = {}
+        for name in (name for name in ARMS if any(row["arm"] == name for row in here)):
+            mine = [row for row in here if row["arm"] == name]
+            sums = [float({int(tries): best for tries, best in row["best_after"].items()}[equal]) for row in mine]
+            told[name] = {
+                "best": sums,
+                "mean": statistics.fmean(sums),
+                "interval": interval(sums) if len(sums) > 1 else None,
+                "known": [row["tries_to_best_known"] for row in mine],
+                "valid": sum(row["valid"] for row in mine) / sum(row["tries"] for row in mine),
+                "minutes": round(statistics.fmean(row["seconds"] / row["tries"] * equal for row in mine) / 60, 1),
+            }
+        found.append({"space": space, "n": n, "tries": equal, "arms": told})
+    return found
 
 
 def main() -> None:
