@@ -13,8 +13,6 @@ greedily.
     python benchmarks/recipes_cpu.py --table                        # what is there
 """
 
-import argparse
-import json
 import random
 import shutil
 import statistics
@@ -23,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.sao_cpu import interval, machine, score
+from benchmarks.cells import Campaign
+from benchmarks.sao_cpu import machine, score
 from reef_cli.control.client import Client
 from reef_cli.demo.run import SCENARIO, example_folder
 from reef_cli.demo.server import Server
@@ -294,101 +293,7 @@ def learn(cell: Cell, arm: Arm, client: Client, server: Server, items: Sequence[
     cell.step_seconds = round(statistics.fmean([float(metrics["step_seconds"]) for metrics in done] or [0.0]), 2)
 
 
-# -- results ---------------------------------------------------------------------------------------------------------------
-
-
-def stored(path: Path) -> dict[str, dict[str, Any]]:
-    """Finished cells by `arm/seed`."""
-    return dict(json.loads(path.read_text())["cells"]) if path.exists() else {}
-
-
-def keep(path: Path, cells: Mapping[str, Mapping[str, Any]], steps: int) -> None:
-    """The results file: cells, and the table made of them."""
-    path.parent.mkdir(exist_ok=True)
-    last = list(cells.values())[-1]
-    payload = {
-        "machine": last["machine"],
-        "steps": steps,
-        "batch": BATCH,
-        "draws": DRAWS,
-        "table": table(cells),
-        "cells": cells,
-    }
-    path.write_text(json.dumps(payload, indent=1) + "\n")
-
-
-def table(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Per recipe and arm: seeds, mean and 95 % interval of the held-out scores; arms without a cell are left out."""
-    found: dict[str, Any] = {}
-    for recipe, (own, *ablations, control) in PLAN.items():
-        roles = ["ablation", *(f"ablation {i}" for i in range(2, len(ablations) + 1))]
-        rows = {"recipe": own, **dict(zip(roles, ablations, strict=True)), "control": control, "frozen": "frozen"}
-        found[recipe] = {role: summary(cells, arm) for role, arm in rows.items()}
-    return found
-
-
-def summary(cells: Mapping[str, Mapping[str, Any]], arm: str) -> dict[str, Any]:
-    mine = [cell for cell in cells.values() if cell["arm"] == arm]
-    if not mine:
-        return {"arm": arm, "about": ABOUT[arm], "seeds": 0}
-    shown: dict[str, Any] = {"arm": arm, "about": ABOUT[arm], "seeds": len(mine)}
-    shown["minutes"] = round(statistics.fmean(float(cell["seconds"]) for cell in mine) / 60, 1)
-    shown["step_seconds"] = round(statistics.fmean(float(cell["step_seconds"]) for cell in mine), 1)
-    for what in ("sampled", "greedy"):
-        values = [float(cell[what]) for cell in mine]
-        shown[what] = round(statistics.fmean(values), 3)
-        shown[f"{what}_by_seed"] = {str(cell["seed"]): round(float(cell[what]), 3) for cell in mine}
-        # A single run has no interval.
-        shown[f"{what}_interval"] = [round(edge, 3) for edge in interval(values)] if len(values) > 1 else None
-    return shown
-
-
-def show(cells: Mapping[str, Mapping[str, Any]]) -> None:
-    """The table on the terminal."""
-    for recipe, rows in table(cells).items():
-        print(recipe)
-        for role, row in rows.items():
-            text = "not run" if not row["seeds"] else f"T=1 {row['sampled']:.3f} {row['sampled_interval'] or ''}"
-            greedy = "" if not row["seeds"] else f"  greedy {row['greedy']:.3f}"
-            print(f"  {role:10} {row['arm']:16} seeds {row['seeds']}  {text}{greedy}")
-
-
-def wanted(args: argparse.Namespace, cells: Mapping[str, Any]) -> list[str]:
-    """Cells to run, seed by seed so that every recipe has a first number early; those that are there are left out."""
-    arms = list(dict.fromkeys(["frozen", *(arm for row in PLAN.values() for arm in row)]))
-    # A frozen model's greedy and seeded answers do not depend on the seed.
-    every = [f"{arm}/{seed}" for seed in range(args.seeds) for arm in arms if arm != "frozen" or seed == 0]
-    return [cell for cell in args.cells or every if cell not in cells]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--cells", nargs="+", help="arm/seed; default: all")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no cell that would not end within this budget")
-    parser.add_argument("--model")
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="make the table anew, show it and run nothing")
-    args = parser.parse_args()
-    cells = stored(args.json)
-    deadline = time.monotonic() + 60 * args.minutes
-    longest = 0.0
-    for name in [] if args.table else wanted(args, cells):
-        if time.monotonic() + longest > deadline:
-            print(f"the budget of {args.minutes:g} minutes is used up before {name}")
-            break
-        arm, _, seed = name.partition("/")
-        cell = run(arm, int(seed), args.steps, args.model)
-        longest = max(longest, cell.seconds)
-        # Read again: another run may have finished cells of its own meanwhile.
-        cells = {**stored(args.json), name: asdict(cell)}
-        keep(args.json, cells, args.steps)
-        print(f"{name}: T=1 {cell.sampled:.3f}, greedy {cell.greedy:.3f}, {cell.seconds:.0f} s", flush=True)
-    if args.table and cells:
-        keep(args.json, cells, args.steps)
-    show(cells)
-
+CAMPAIGN = Campaign((__doc__ or "").splitlines()[0], RESULTS, 6, {"batch": BATCH, "draws": DRAWS}, ABOUT, PLAN, run)
 
 if __name__ == "__main__":
-    main()
+    CAMPAIGN.main()

@@ -12,7 +12,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from docs_pages import canary, cli, configuration, files, metrics, numbers, packing, power, recipes, records, routes, scenarios
+from docs_pages import (
+    canary,
+    cli,
+    configuration,
+    demo,
+    files,
+    metrics,
+    numbers,
+    packing,
+    power,
+    recipes,
+    records,
+    routes,
+    scenarios,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,7 +46,14 @@ SECTIONS: Mapping[tuple[str, str], Callable[[], str]] = {
     ("docs/routing.md", "canary"): lambda: canary.table(ROOT / "benchmarks" / "results" / "canary.json"),
     ("docs/operations.md", "two scenarios"): lambda: scenarios.table(ROOT / "benchmarks" / "results" / "two_scenarios.json"),
     ("docs/operations.md", "metrics"): metrics.table,
-    ("recipes/tttd/README.md", "packing"): lambda: packing.table(ROOT / "benchmarks" / "results" / "packing.json"),
+    ("recipes/selfplay/README.md", "measured"): lambda: recipes.table(
+        ROOT / "benchmarks/results/selfplay_cpu.json", "selfplay"
+    ),
+    ("recipes/openclawrl/README.md", "demo"): lambda: demo.table(ROOT / "benchmarks" / "results" / "demo.json", "openclawrl"),
+    **{
+        (f"recipes/{name}/README.md", "packing"): partial(packing.table, ROOT / "benchmarks/results/packing.json", name)
+        for name in packing.GROUPS
+    },
     **{
         (f"recipes/{name}/README.md", "measured"): partial(recipes.table, ROOT / "benchmarks/results/recipes_cpu.json", name)
         for name in RECIPES

@@ -159,8 +159,19 @@ def solved(desk: Desk, problem: Problem, tasks: Sequence[str], seed: int = 0) ->
         return statistics.fmean(problem.grade(task, text) for task, text in zip(tasks, answers, strict=True))
 
 
-def opened(connect: Callable[[], Client], scenario: str, memory: Path, *, random_tasks: bool = False, seed: int = 0) -> Game:
-    """A game on a scenario of a server with this recipe; its settings are the table's. Raises `RecipeNotFound`."""
+def opened(
+    connect: Callable[[], Client],
+    scenario: str,
+    memory: Path,
+    *,
+    random_tasks: bool = False,
+    seed: int = 0,
+    problem: Problem | None = None,
+) -> Game:
+    """A game on a scenario of a server with this recipe; its settings are the table's. Raises `RecipeNotFound`.
+
+    Sums are played where no problem is given.
+    """
     desk = Desk(connect, scenario)
     desk.open()
     settings = desk.settings()
@@ -170,7 +181,7 @@ def opened(connect: Callable[[], Client], scenario: str, memory: Path, *, random
         )
     sizes = int(settings["proposals"]), int(settings["group_size"]), HINTED
     table = Table(*sizes, float(settings["mastered"]), float(settings["out_of_reach"]), random_tasks, seed)
-    return Game(connect, scenario, Sums(), Memory(memory), table)
+    return Game(connect, scenario, problem or Sums(), Memory(memory), table)
 
 
 def connector(home: Path) -> Callable[[], Client]:

@@ -184,10 +184,15 @@ def _demo(result: Any) -> Iterator[Row]:
 
 
 def _packing(result: Any) -> Iterator[Row]:
-    for n in sorted({row["n"] for row in result["arms"]}):
-        rows = sorted((row for row in result["arms"] if row["n"] == n), key=lambda row: -row["best_strict"])
-        shown = ", ".join(f"{row['arm']} {row['best_strict']:.6f} ({row['tries']})" for row in rows)
-        yield f"packing {n} circles, one seed: best strict sum of each arm (verified tries)", shown
+    for row in result["table"]:
+        arms = sorted(row["arms"].items(), key=lambda item: -item[1]["mean"])
+        shown = ", ".join(f"{name} {arm['mean']:.6f} ({len(arm['best'])})" for name, arm in arms)
+        what = f"packing {row['n']} circles, {row['tries']} verified tries an arm, space `{row['space']}`"
+        yield f"{what}: mean best strict sum (seeds)", shown
+
+
+def _selfplay(result: Any) -> Iterator[Row]:
+    yield from _recipes({**result, "batch": f"about {result['batch']}"})
 
 
 def _harness_evolve(result: Any) -> Iterator[Row]:
@@ -217,6 +222,7 @@ KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "sao_cpu": _sao,
     "recipes_cpu": _recipes,
     "packing": _packing,
+    "selfplay_cpu": _selfplay,
     "demo": _demo,
     "engine_cpu": _engine,
     "experience": _experience,

@@ -1,30 +1,67 @@
-"""What each arm of the packing search reached, at how many verified tries."""
+"""What each arm of the packing search reached at equal numbers of verified tries, and what the learning arm is ahead of."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from docs_pages.compare import Measured, sentence
 from docs_pages.markdown import table as markdown
 
-HEADER = ("circles", "arm", "seed", "verified tries", "valid", "best strict sum", "tries to the best known", "minutes")
+HEADER = (
+    "circles",
+    "arm",
+    "best strict sum: mean",
+    "95 % interval",
+    "by seed",
+    "tries to the best known",
+    "lines valid",
+    "minutes",
+)
+
+GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "tttd": ("tttd", ("puct", "best_of_n", "restarts", "random")),
+    "guidance_ttt": ("guidance_ttt", ("guide", "puct")),
+}
+"""Per recipe: its learning arm, and those it is measured against."""
 
 
-def table(file: Path) -> str:
-    """All arms of a result file, best first for each size."""
+def table(file: Path, recipe: str) -> str:
+    """The recipe's arms, best first for each space and size."""
+    if not file.exists():
+        return "Not run: `benchmarks/packing.py`."
     result = json.loads(file.read_text(encoding="utf-8"))
-    rows = [
-        (
-            row["n"],
-            f"`{row['arm']}`",
-            row["seed"],
-            row["tries"],
-            row["valid"],
-            f"{row['best_strict']:.9f}",
-            row["tries_to_best_known"] or "",
-            f"{row['seconds'] / 60:.1f}",
-        )
-        for row in sorted(result["arms"], key=lambda row: (row["n"], -row["best_strict"], row["tries"]))
-    ]
-    machine = result["machine"]
-    told = f"Space `{result['space']}`, {machine['cores']} shared cores ({machine['cpu']}), commit {machine['commit']}"
+    own, others = GROUPS[recipe]
+    parts = [part for space in ("lines", "walks") if (part := _space(result, space, own, others))]
     known = ", ".join(f"{value} for {n}" for n, value in result["best_known"].items())
-    return f"{markdown(HEADER, rows)}\n\n{told}; `benchmarks/results/packing.json`. Best known: {known}."
+    machines = [row["machine"] for row in result["arms"] if row["arm"] in (own, *others)]
+    commits = ", ".join(sorted({machine["commit"] for machine in machines}))
+    where = f"{machines[0]['cores']} shared cores ({machines[0]['cpu']}), commits {commits}" if machines else ""
+    return "\n\n".join([*parts, f"{where}; `benchmarks/results/packing.json`. Best known: {known}."])
+
+
+def _space(result: Mapping[str, Any], space: str, own: str, others: tuple[str, ...]) -> str:
+    """One space's table and, where the learning arm ran in it, the verdicts; empty when nothing ran."""
+    sizes = [one for one in result["table"] if one["space"] == space]
+    rows, told = [], []
+    for size in sizes:
+        arms = {name: row for name, row in size["arms"].items() if name in (own, *others)}
+        for name, row in sorted(arms.items(), key=lambda item: -item[1]["mean"]):
+            rows.append((size["n"], f"`{name}`", *_cells(row)))
+        measured = {name: Measured(name, row["mean"], row["interval"]) for name, row in arms.items()}
+        if own in measured:
+            beside = [measured[name] for name in others if name in measured]
+            told += [f"{size['n']} circles: {sentence(measured[own], beside)}"] if beside else []
+            left = [f"`{name}`" for name in others if name not in measured]
+            told += [f"{size['n']} circles, not run: {', '.join(left)}."] if left else []
+    if not rows:
+        return ""
+    tries = ", ".join(f"{size['tries']} tries for {size['n']}" for size in sizes)
+    return "\n\n".join([f"Space `{space}`, equal tries in every arm: {tries}.", markdown(HEADER, rows), *told])
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    interval, known = row["interval"], [str(tries) if tries else "no" for tries in row["known"]]
+    shown = f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else "one run"
+    seeds = ", ".join(f"{value:.6f}" for value in row["best"])
+    return f"{row['mean']:.6f}", shown, seeds, ", ".join(known), f"{100 * row['valid']:.0f} %", f"{row['minutes']:.1f}"

@@ -5,17 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from docs_pages.compare import Measured, sentence
 from docs_pages.markdown import table as markdown
 
 HEADER = ("", "what it does", "held-out at temperature 1 (seeds)", "95 % interval", "greedy", "minutes a run")
 
 
 def table(file: Path, folder: str) -> str:
-    """The tables of one recipe's variants; arms that have not run are named."""
+    """The tables of one recipe's variants; arms that have not run are named, and what the recipe is not ahead of."""
+    if not file.exists():
+        return f"Not run: `benchmarks/{file.stem}.py`."
     result = json.loads(file.read_text(encoding="utf-8"))
     found = {name: rows for name, rows in result["table"].items() if name.split()[0] == folder}
     parts = [_variant(name if len(found) > 1 else "", rows) for name, rows in found.items()]
-    return "\n\n".join([*parts, _machine(result)])
+    return "\n\n".join([*parts, _machine(result, file.name)])
 
 
 def _variant(name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -25,7 +28,18 @@ def _variant(name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     left = [f"`{row['arm']}`" for row in rows.values() if not row["seeds"]]
     text = markdown(HEADER, [(label, *_cells(row)) for label, row in run])
     head = f"**{name}**\n\n" if name else ""
-    return head + text.rstrip() + (f"\n\nNot run: {', '.join(left)}." if left else "")
+    parts = [text.rstrip(), _verdict(rows), f"Not run: {', '.join(left)}." if left else ""]
+    return head + "\n\n".join(part for part in parts if part)
+
+
+def _verdict(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Beside the control, the ablations and the frozen model, by rule."""
+    own, *others = [
+        Measured(row["arm"], row["sampled"], row["sampled_interval"], row["arm"] == "frozen")
+        for row in rows.values()
+        if row["seeds"]
+    ]
+    return sentence(own, others) if others else ""
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -36,10 +50,10 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["about"], f"{row['sampled']:.2f} ({seeds})", shown, f"{row['greedy']:.2f}", f"{row['minutes']:.1f}"
 
 
-def _machine(result: Mapping[str, Any]) -> str:
+def _machine(result: Mapping[str, Any], file: str) -> str:
     commits = sorted({cell["machine"]["commit"] for cell in result["cells"].values()})
     machine = result["machine"]
     return (
         f"{result['steps']} steps of {result['batch']} answers, {machine['cores']} shared cores ({machine['cpu']}), commits"
-        f" {', '.join(commits)}; `benchmarks/results/recipes_cpu.json`."
+        f" {', '.join(commits)}; `benchmarks/results/{file}`."
     )

@@ -1,8 +1,9 @@
 """Local improvement of packings: best radii for fixed centres, polishing of centres and radii together. Needs SciPy.
 
 `polish` is sequential linear programming. The distance of two points is convex, so its linearisation is never larger: a step
-that keeps the linearised constraints keeps the real ones, every iterate is a packing and the sum never falls. `slsqp` is
-SciPy's sequential quadratic programming with analytic Jacobians, which is slower.
+that keeps the linearised constraints keeps the real ones, every iterate is a packing and the sum never falls. It ends exactly
+at the optimum; `interior.settle` comes to 1e-10 of one sooner. `slsqp` is SciPy's sequential quadratic programming with
+analytic Jacobians, which is slower than both.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 An initial state is answered by a `ROWS` line (a new layout), a found one by a `SHAKE` line (a change of its circles). The first
 word is given to the model as the start of its answer. In the space of walks the solver follows the same line many times: the
-best of several layouts, or a walk of changes in which each starts where the one before it ended.
+best of several layouts, or a walk of changes in which each starts where the one before it ended. What comes back is polished.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from reef_cli.discovery.packing.geometry import Packing, packing, polish, scientific
+from reef_cli.discovery.packing.interior import settle
 from reef_cli.discovery.packing.moves import ROW_NOISE, Rows, Shake, change, lay_out, parse
 from reef_cli.discovery.problem import Ask, Made, State, Unusable
 
@@ -29,7 +30,7 @@ SAME_BELOW = 1e-7
 class LineSpace:
     """Lines for `n` circles. `improve` makes the packing of the centres a line leads to; `walk` is how often it is followed."""
 
-    def __init__(self, n: int, improve: Callable[[Any], Packing] = polish, walk: int = 1) -> None:
+    def __init__(self, n: int, improve: Callable[[Any], Packing] = settle, walk: int = 1) -> None:
         self._n, self._improve, self._walk = n, improve, walk
         self.name = "lines" if walk == 1 else "walks"
 
@@ -54,7 +55,7 @@ class LineSpace:
             raise Unusable("not_a_line")
         # A walk may come back to where it began; that is no discovery, and any other packing is worth more to the archive.
         best = max(found, key=lambda one: (abs(one.total - parent.value) > SAME_BELOW, one.total))
-        return Made(best.rows(), " ".join(line.split()))
+        return Made(polish(best.centres).rows(), " ".join(line.split()))
 
     def _changes(self, move: Shake, here: Packing, generator: Any) -> Iterator[Packing]:
         """The packings of a walk from `here`."""
