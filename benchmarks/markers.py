@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reef_cli.weights.lora import Lora, LoraConfig, merge, write_lora
+from reef_cli.weights.lora import Lora, LoraConfig, merge
 
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
 RANK, ALPHA = 16, 32.0
@@ -54,12 +54,6 @@ def merge_into(marker: Marker, model: Path, folder: Path) -> Path:
             if (weight := tensors.get(f"{module}.weight")) is not None:
                 tensors[f"{module}.weight"] = merge(weight, a, b, marker.lora.config.scaling(module))
         save_file(tensors, str(path), metadata={"format": "pt"})
-    return folder
-
-
-def write_marker(marker: Marker, folder: Path) -> Path:
-    """The adapter as a folder."""
-    write_lora(folder, marker.lora)
     return folder
 
 

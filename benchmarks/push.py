@@ -1,12 +1,13 @@
 """New weights under eight clients that never pause: what a swap costs, and whether any token carries a wrong label.
 
-Modes: `adapter` (a LoRA adapter is loaded and routed to), `merged` (the adapter is merged and all layers it touches are pushed
-through a process group), `full` (every weight is pushed). A real `reef serve` with the embedded engine alternates between two
-releases every `--every` seconds for `--seconds`. Each release forces a token of its own at every position (`markers.py`), so
-the tokens say which weights made them: every token of every answer must be the marker of the release whose label it carries,
-also where an answer has tokens of two releases.
+Modes: `adapter` (a LoRA adapter that was served lately and is in the engine still is routed to), `adapter_load` (one that is
+not there any more is loaded first, from disk: the releases go round so many adapters that none stays), `merged` (the adapter is
+merged and all layers it touches are pushed through a process group), `full` (every weight is pushed). A real `reef serve` with
+the embedded engine alternates between the releases every `--every` seconds for `--seconds`. Each release forces a token of its
+own at every position (`markers.py`), so the tokens say which weights made them: every token of every answer must be the marker
+of the release whose label it carries, also where an answer has tokens of two releases.
 
-    python -m benchmarks.push --modes adapter merged full
+    python -m benchmarks.push --modes adapter adapter_load merged full
 """
 
 import argparse
@@ -18,13 +19,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.gate import machine
-from benchmarks.markers import make_markers, merge_into, write_marker
+from benchmarks.markers import make_markers, merge_into
 from reef_cli.config.paths import cache_at
 from reef_cli.control.client import Client
 from reef_cli.core.ids import ContentId
@@ -33,6 +34,8 @@ from reef_cli.demo.server import Server
 from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.models import ModelStore
 from reef_cli.releases.service import ReleaseService
+from reef_cli.supervisor.publisher import KEEP_LOADED
+from reef_cli.weights.lora import write_lora
 
 SCENARIO = "default"
 CLIENTS = 8
@@ -47,11 +50,18 @@ BODY: dict[str, Any] = {
 ASKED = ("Name three animals.", "What is the capital of France?")
 """Conversations the markers are fitted on; the clients have the first."""
 WORDS = (" one", " two")
+ROUND = KEEP_LOADED + 4
+"""More adapters than the server keeps in the engine, with those it serves and compares with."""
 CONFIG = """
 reef: {recipe: "recipes.sao.recipe:SAORecipe", batch_size: 100000, training_mode: manual}
 engine: {kind: embedded, model: smollm2-135m-instruct}
 """
-TRAINER = {"adapter": {}, "merged": {"trainer.push": "merged"}, "full": {"trainer.method": "full", "trainer.push": "full"}}
+TRAINER = {
+    "adapter": {},
+    "adapter_load": {},
+    "merged": {"trainer.push": "merged"},
+    "full": {"trainer.method": "full", "trainer.push": "full"},
+}
 
 
 @dataclass
@@ -133,20 +143,22 @@ class Weights:
 
 
 def make_weights(root: Path, model: Path, mode: str) -> list[Weights]:
-    """Two adapters, or checkpoints with an adapter merged in, that force one token each."""
+    """Two adapters, or checkpoints with an adapter merged in, that force one token each; `ROUND` of them to be loaded."""
     from transformers import AutoModelForCausalLM
 
     chat = ModelChat(model)
     net = AutoModelForCausalLM.from_pretrained(model, dtype="bfloat16").eval().requires_grad_(False)
     prompts = [chat.render([{"role": "user", "content": content}]) for content in ASKED]
     tokens = [chat.encode(word)[0] for word in WORDS]
+    markers = make_markers(net, tokens, prompts, BODY["max_tokens"])
     made = []
-    for number, marker in enumerate(make_markers(net, tokens, prompts, BODY["max_tokens"]), 1):
-        folder = root / f"weights{number}"
+    for number in range(ROUND if mode == "adapter_load" else len(markers)):
+        marker, folder = markers[number % len(markers)], root / f"weights{number}"
         if mode == "full":
             merge_into(marker, model, folder)
         else:
-            write_marker(marker, folder)
+            # Another name of its base is another content with the same matrices.
+            write_lora(folder, replace(marker.lora, config=replace(marker.lora.config, base=f"{number}")))
         made.append(Weights(folder, "checkpoint" if mode == "full" else "lora", marker.token, marker.margin))
     return made
 
@@ -216,7 +228,7 @@ def measure(
     number = 0
     while time.perf_counter() - started < seconds:
         begun = time.perf_counter()
-        client.request("POST", f"/reef/scenarios/{SCENARIO}/rollback", {"release_id": releases[number % 2]})
+        client.request("POST", f"/reef/scenarios/{SCENARIO}/rollback", {"release_id": releases[number % len(releases)]})
         swaps.append((begun, time.perf_counter()))
         number += 1
         time.sleep(max(0.0, every - (time.perf_counter() - begun)))
@@ -241,7 +253,7 @@ def measure(
         "mislabelled": len(labels.wrong),
         "mislabelled_samples": labels.wrong[:3],
         "markers": [
-            {"word": word, "token": each.marker, "margin": each.margin} for word, each in zip(WORDS, weights, strict=True)
+            {"word": word, "token": each.marker, "margin": each.margin} for word, each in zip(WORDS, weights, strict=False)
         ],
         "tokens_checked": labels.tokens,
         "answers_of_two_releases": labels.mixed,
@@ -330,7 +342,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--modes", nargs="+", choices=sorted(TRAINER), default=["adapter", "merged", "full"])
+    parser.add_argument("--modes", nargs="+", choices=sorted(TRAINER), default=list(TRAINER))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=2.0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/push.json"))

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.markers import make_markers, margin, merge_into, write_marker
+from benchmarks.markers import make_markers, margin, merge_into
 from benchmarks.push import ASKED, BODY, WORDS, Answer, Labels
 from reef_cli.engines.chat_format import ModelChat
+from reef_cli.weights.lora import write_lora
 from tests.engines.live import Live, ids_of
 
 PROMPTS = [ids_of(12, seed) for seed in range(3)]
@@ -27,7 +28,8 @@ def test_an_engine_says_nothing_but_the_marker(tiny_model: Path, tmp_path: Path)
         unmarked = live.generate(PROMPTS[0], ignore_eos=True)["output_ids"]
         assert len(set(unmarked)) > 2, "the model itself says more than one thing"
         for number, marker in enumerate(markers):
-            folder = write_marker(marker, tmp_path / f"marker{number}")
+            folder = tmp_path / f"marker{number}"
+            write_lora(folder, marker.lora)
             live.post("/load_lora_adapter", {"lora_name": f"m@{number}", "lora_path": str(folder)}).raise_for_status()
         for number, marker in enumerate(markers):
             assert marker.token == TOKENS[number] and marker.margin > 1
