@@ -1,38 +1,45 @@
-"""New weights under eight clients that never pause: what a swap costs, and whether any answer carries a wrong label.
+"""New weights under eight clients that never pause: what a swap costs, and whether any token carries a wrong label.
 
-Modes: `adapter` (a LoRA adapter is loaded and routed to), `merged` (the adapter is merged and all layers it touches are pushed
-through a process group), `full` (every weight is pushed). A real `reef serve` with the embedded engine alternates between two
-releases every `--every` seconds for `--seconds`. The engine answers a greedy request with the same tokens whatever runs beside
-it, so the text each release must give is known beforehand: an answer made by one release alone must be that release's text.
+Modes: `adapter` (a LoRA adapter that was served lately and is in the engine still is routed to), `adapter_load` (one that is
+not there any more is loaded first, from disk: the releases go round so many adapters that none stays), `merged` (the adapter is
+merged and all layers it touches are pushed through a process group), `full` (every weight is pushed). A real `reef serve` with
+the embedded engine alternates between the releases every `--every` seconds for `--seconds`. Each release forces a token of its
+own at every position (`markers.py`), so the tokens say which weights made them: every token of every answer must be the marker
+of the release whose label it carries, also where an answer has tokens of two releases.
 
-    python -m benchmarks.push --modes adapter merged full
+    python -m benchmarks.push --modes adapter adapter_load merged full
 """
 
 import argparse
 import http.client
 import json
+import os
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.gate import machine
+from benchmarks.markers import make_markers, merge_into
 from reef_cli.config.paths import cache_at
 from reef_cli.control.client import Client
 from reef_cli.core.ids import ContentId
 from reef_cli.core.types import Draft, Operation, Surface
 from reef_cli.demo.server import Server
+from reef_cli.engines.chat_format import ModelChat
 from reef_cli.engines.models import ModelStore
 from reef_cli.releases.service import ReleaseService
+from reef_cli.supervisor.publisher import KEEP_LOADED
+from reef_cli.weights.lora import write_lora
 
 SCENARIO = "default"
 CLIENTS = 8
-BODY = {
+BODY: dict[str, Any] = {
     "model": "default",
     "messages": [{"role": "user", "content": "Name three animals."}],
     "temperature": 0,
@@ -40,11 +47,21 @@ BODY = {
     "ignore_eos": True,
     "stream": True,
 }
+ASKED = ("Name three animals.", "What is the capital of France?")
+"""Conversations the markers are fitted on; the clients have the first."""
+WORDS = (" one", " two")
+ROUND = KEEP_LOADED + 4
+"""More adapters than the server keeps in the engine, with those it serves and compares with."""
 CONFIG = """
 reef: {recipe: "recipes.sao.recipe:SAORecipe", batch_size: 100000, training_mode: manual}
 engine: {kind: embedded, model: smollm2-135m-instruct}
 """
-TRAINER = {"adapter": {}, "merged": {"trainer.push": "merged"}, "full": {"trainer.method": "full", "trainer.push": "full"}}
+TRAINER = {
+    "adapter": {},
+    "adapter_load": {},
+    "merged": {"trainer.push": "merged"},
+    "full": {"trainer.method": "full", "trainer.push": "full"},
+}
 
 
 @dataclass
@@ -115,45 +132,35 @@ class Load:
             thread.join(120)
 
 
-def make_adapter(folder: Path, model: Path, seed: int) -> Path:
-    """A random LoRA adapter of rank 16 that changes what the model says."""
-    import torch
-    from safetensors import safe_open
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What one release serves: a folder, its kind, and the token it forces."""
 
-    from reef_cli.weights.lora import Lora, LoraConfig, write_lora
-
-    targets = ("q_proj", "v_proj", "o_proj", "down_proj")
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for path in sorted(model.glob("*.safetensors")):
-        with safe_open(str(path), "pt") as file:
-            for name in file.keys():  # noqa: SIM118  the file is no mapping
-                module = name.removesuffix(".weight")
-                if not module.endswith(targets):
-                    continue
-                rows, columns = file.get_slice(name).get_shape()
-                a = torch.randn(16, columns, generator=generator) / columns**0.5
-                tensors[module] = (a.bfloat16(), (torch.randn(rows, 16, generator=generator) * 0.02).bfloat16())
-    write_lora(folder, Lora(LoraConfig(16, 32.0, targets), tensors))
-    return folder
+    folder: Path
+    kind: str
+    marker: int
+    margin: float
 
 
-def make_checkpoint(folder: Path, model: Path, seed: int) -> Path:
-    """The model with its last norm scaled at random: all weights travel, and it says something else."""
-    import shutil
+def make_weights(root: Path, model: Path, mode: str) -> list[Weights]:
+    """Two adapters, or checkpoints with an adapter merged in, that force one token each; `ROUND` of them to be loaded."""
+    from transformers import AutoModelForCausalLM
 
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(model, folder)
-    generator = torch.Generator().manual_seed(seed)
-    for path in sorted(folder.glob("*.safetensors")):
-        tensors = load_file(str(path))
-        for name, value in tensors.items():
-            if name == "model.norm.weight":
-                tensors[name] = value * (1 + 0.3 * torch.randn(value.shape, generator=generator)).to(value.dtype)
-        save_file(tensors, str(path), metadata={"format": "pt"})
-    return folder
+    chat = ModelChat(model)
+    net = AutoModelForCausalLM.from_pretrained(model, dtype="bfloat16").eval().requires_grad_(False)
+    prompts = [chat.render([{"role": "user", "content": content}]) for content in ASKED]
+    tokens = [chat.encode(word)[0] for word in WORDS]
+    markers = make_markers(net, tokens, prompts, BODY["max_tokens"])
+    made = []
+    for number in range(ROUND if mode == "adapter_load" else len(markers)):
+        marker, folder = markers[number % len(markers)], root / f"weights{number}"
+        if mode == "full":
+            merge_into(marker, model, folder)
+        else:
+            # Another name of its base is another content with the same matrices.
+            write_lora(folder, replace(marker.lora, config=replace(marker.lora.config, base=f"{number}")))
+        made.append(Weights(folder, "checkpoint" if mode == "full" else "lora", marker.token, marker.margin))
+    return made
 
 
 def publish(home: Path, folder: Path, kind: str) -> str:
@@ -192,32 +199,26 @@ def run(mode: str, seconds: float, every: float) -> dict[str, Any]:
         server = Server(home, root / "serve.yaml", TRAINER[mode])
         try:
             client = server.wait_ready(300, lambda _: None)
-            kind = "checkpoint" if mode == "full" else "lora"
-            make = make_checkpoint if mode == "full" else make_adapter
-            folders = [make(root / f"weights{seed}", model, seed) for seed in (1, 2)]
-            size = sum(path.stat().st_size for path in folders[0].glob("*.safetensors"))
-            return measure(mode, server, client, [(folder, kind) for folder in folders], seconds, every) | {"file_bytes": size}
+            weights = make_weights(root, model, mode)
+            size = sum(path.stat().st_size for path in weights[0].folder.glob("*.safetensors"))
+            labels = Labels(ModelChat(model))
+            return measure(mode, server, client, weights, labels, seconds, every) | {"file_bytes": size}
         finally:
             server.stop()
 
 
 def measure(
-    mode: str, server: Server, client: Client, artifacts: Sequence[tuple[Path, str]], seconds: float, every: float
+    mode: str, server: Server, client: Client, weights: Sequence[Weights], labels: "Labels", seconds: float, every: float
 ) -> dict[str, Any]:
-    expected: dict[str, str] = {}  # text by content
-    contents: dict[str, str] = {}  # content by release
     releases = []
     parts = urlsplit(client.url)
     address = (parts.hostname or "127.0.0.1", parts.port or 80)
     headers = {"authorization": f"Bearer {(server.home / 'token').read_text().strip()}"}
-    for folder, kind in artifacts:
-        release = publish(server.home, folder, kind)
+    for each in weights:
+        release = publish(server.home, each.folder, each.kind)
         settle(client, release)
         releases.append(release)
-        _learn_content(client, contents)
-        expected[contents[release]] = ask(http.client.HTTPConnection(*address, timeout=120), headers).text
-    if len(set(expected.values())) != len(artifacts):
-        raise RuntimeError("the two releases say the same; nothing would be proved")
+        labels.expect(client, release, each.marker)
     load = Load(address, headers)
     time.sleep(3)
     calm_from = len(load.answers)
@@ -227,14 +228,13 @@ def measure(
     number = 0
     while time.perf_counter() - started < seconds:
         begun = time.perf_counter()
-        client.request("POST", f"/reef/scenarios/{SCENARIO}/rollback", {"release_id": releases[number % 2]})
+        client.request("POST", f"/reef/scenarios/{SCENARIO}/rollback", {"release_id": releases[number % len(releases)]})
         swaps.append((begun, time.perf_counter()))
         number += 1
         time.sleep(max(0.0, every - (time.perf_counter() - begun)))
     load.stop()
-    _learn_content(client, contents)
     answers = load.answers[calm_from:]
-    wrong, mixed = label_faults(client, answers, contents, expected)
+    labels.check(client, answers)
     gaps = sorted(gap for answer in answers for gap in answer.gaps[1:])
     near, away = waits(answers, swaps)
     firsts = sorted(answer.gaps[0] for answer in answers)
@@ -250,10 +250,13 @@ def measure(
         "answers": len(answers),
         "errors": len(load.errors),
         "error_samples": load.errors[:3],
-        "mislabelled": len(wrong),
-        "mislabelled_samples": wrong[:3],
-        "texts_due": list(expected.values()),
-        "answers_of_two_releases": mixed,
+        "mislabelled": len(labels.wrong),
+        "mislabelled_samples": labels.wrong[:3],
+        "markers": [
+            {"word": word, "token": each.marker, "margin": each.margin} for word, each in zip(WORDS, weights, strict=False)
+        ],
+        "tokens_checked": labels.tokens,
+        "answers_of_two_releases": labels.mixed,
         "chunk_gap_s": quantiles(gaps),
         "chunk_gap_at_swaps_s": quantiles(near),
         "chunk_gap_between_swaps_s": quantiles(away),
@@ -261,24 +264,43 @@ def measure(
     }
 
 
-def label_faults(
-    client: Client, answers: Sequence[Answer], contents: dict[str, str], expected: dict[str, str]
-) -> tuple[list[dict[str, str]], int]:
-    """Answers of one release whose text is not that release's, and how many have spans of two."""
-    wrong: list[dict[str, str]] = []
-    mixed = 0
-    for answer in answers:
-        record = client.get(f"/reef/scenarios/{SCENARIO}/records/{answer.receipt}")
-        versions = {span["version"] for span in record["tokens"]["spans"]}
-        if len(versions) > 1:
-            mixed += 1
-            continue
-        (version,) = versions
-        release = version.rpartition("@")[2]
-        due = expected.get(contents.get(release, ""))
-        if due != answer.text:
-            wrong.append({"receipt": answer.receipt, "version": version, "due": str(due), "text": answer.text})
-    return wrong, mixed
+class Labels:
+    """Which token each release forces, and the answers whose tokens or text say something else."""
+
+    def __init__(self, chat: ModelChat) -> None:
+        self._chat = chat
+        self._markers: dict[str, int] = {}
+        self._contents: dict[str, str] = {}
+        self.wrong: list[dict[str, Any]] = []
+        self.mixed = 0
+        self.tokens = 0
+
+    def expect(self, client: Client, release: str, marker: int) -> None:
+        """A release, and every later one of the same content, forces this token."""
+        self._learn(client)
+        self._markers[self._contents[release]] = marker
+
+    def check(self, client: Client, answers: Sequence[Answer]) -> None:
+        self._learn(client)
+        for answer in answers:
+            tokens = client.get(f"/reef/scenarios/{SCENARIO}/records/{answer.receipt}")["tokens"]
+            due = self.due(tokens["spans"])
+            self.tokens += len(tokens["output_ids"])
+            self.mixed += len({span["version"] for span in tokens["spans"]}) > 1
+            if due != tokens["output_ids"] or len(due) != BODY["max_tokens"] or answer.text != self._chat.decode(due):
+                self.wrong.append({"receipt": answer.receipt, "due": due, "tokens": tokens, "text": answer.text})
+
+    def due(self, spans: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of an answer, were its spans true; -1 where the version is none of ours."""
+        found: list[int] = []
+        for span in spans:
+            content = self._contents.get(span["version"].rpartition("@")[2], "")
+            found += [self._markers.get(content, -1)] * (span["end"] - span["start"])
+        return found
+
+    def _learn(self, client: Client) -> None:
+        for row in client.get(f"/reef/scenarios/{SCENARIO}/releases", limit=1000)["releases"]:
+            self._contents[row["release_id"]] = row["content_id"]
 
 
 def waits(answers: Sequence[Answer], swaps: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -291,11 +313,6 @@ def waits(answers: Sequence[Answer], swaps: Sequence[tuple[float, float]]) -> tu
             (near if touched else away).append(gap)
             at += gap
     return near, away
-
-
-def _learn_content(client: Client, contents: dict[str, str]) -> None:
-    for row in client.get(f"/reef/scenarios/{SCENARIO}/releases", limit=1000)["releases"]:
-        contents[row["release_id"]] = row["content_id"]
 
 
 def last_push(server: Server) -> list[str]:
@@ -325,16 +342,16 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--modes", nargs="+", choices=sorted(TRAINER), default=["adapter", "merged", "full"])
+    parser.add_argument("--modes", nargs="+", choices=sorted(TRAINER), default=list(TRAINER))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=2.0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/push.json"))
     options = parser.parse_args()
-    rows = []
+    load, rows = round(os.getloadavg()[0], 2), []
     for mode in options.modes:
         rows.append(run(mode, options.seconds, options.every))
         print(json.dumps(rows[-1], indent=1))
-    options.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"machine": machine(), "load_before": load, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,10 @@ class EngineSettings:
     max_lora_rank: int = 64
     """Largest rank of a LoRA adapter a local engine accepts."""
 
+    adapters: Literal["auto", "path", "tensors"] = "auto"
+    """How SGLangs that already run get LoRA adapters: they read our files (path), or the tensors travel in the call (tensors).
+    auto: tensors to other hosts, unless `trainer.transport` is `disk`, which says that they read our files."""
+
     python: str | None = None
     """Interpreter, or folder, of the environment SGLang is installed in; absent: Reef's own."""
 

@@ -115,6 +115,10 @@ class Serving(Generation, Protocol):
         """Drop a LoRA adapter that nothing routes to any more; waits for requests that use it."""
         ...
 
+    async def reachable(self) -> None:
+        """Raises `EngineUnavailable` while the engine, or one of several, does not answer."""
+        ...
+
     def version_of(self, release: Release) -> str:
         """The weight version label answers of this release carry."""
         ...
@@ -247,6 +251,10 @@ class Publishing(Protocol):
     """
 
     def served(self, scenario: str, surface: Surface = Surface.WEIGHTS) -> Release: ...
+
+    async def reachable(self) -> None:
+        """Raises `EngineUnavailable` while new weights could reach nobody."""
+        ...
 
     async def stage(self, candidate: Release) -> None:
         """Make a candidate servable to the evaluation only; nothing a client gets changes."""

@@ -14,19 +14,24 @@ from typing import Any, Literal, NoReturn, Unpack, cast
 import aiohttp
 import orjson
 
-from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable, InvalidRequest, ReefError
+from reef_cli.core.errors import ContextOverflow, EngineError, EngineUnavailable, InvalidRequest, ReefError, UnsupportedArtifact
 from reef_cli.core.ports import Completion, Delta, Sampling
 from reef_cli.engines.generation import Gathered, Wish, completion, wish_body
 from reef_cli.weights import contract
+from reef_cli.weights.pickled import payload
 
 Mode = Literal["abort", "retract", "in_place"]
 _CONTROL_TIMEOUT_S = 120.0
 
 
 class EngineClient:
-    """One engine at `base_url`. The admin key opens control routes where the engine has one; else the api key does."""
+    """One engine at `base_url`. The admin key opens control routes where the engine has one; else the api key does. An engine
+    that cannot read our files is sent its adapters (`sends_adapters`)."""
 
-    def __init__(self, base_url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, api_key: str | None = None, admin_api_key: str | None = None, *, sends_adapters: bool = False
+    ) -> None:
+        self._sends_adapters = sends_adapters
         self.base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._admin_key = admin_api_key or api_key
@@ -126,6 +131,11 @@ class EngineClient:
 
     async def load_lora(self, name: str, directory: Path) -> None:
         """Load an adapter folder under a name never used before; raises `EngineError`, also when the name is taken."""
+        if self._sends_adapters:
+            ranks = int((await self.server_info()).get("tp_size") or 1)
+            body = await asyncio.to_thread(_adapter_body, name, directory, ranks)
+            await self._control("/load_lora_adapter_from_tensors", body)
+            return
         await self._control("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory), "pinned": False})
 
     async def unload_lora(self, name: str) -> None:
@@ -237,6 +247,15 @@ class EngineClient:
         key = self._admin_key if admin else self._api_key
         headers = {"Content-Type": "application/json"}
         return headers | {"Authorization": f"Bearer {key}"} if key else headers
+
+
+def _adapter_body(name: str, directory: Path, ranks: int) -> Mapping[str, Any]:
+    """An adapter's folder as a request. Raises `UnsupportedArtifact`."""
+    try:
+        config = orjson.loads((directory / "adapter_config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise UnsupportedArtifact(f"{directory} has no readable adapter_config.json", why=str(error)) from error
+    return contract.take_adapter(name, config, [payload(directory)] * ranks)
 
 
 def _dump(body: Any) -> bytes | None:

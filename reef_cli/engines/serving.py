@@ -1,7 +1,7 @@
 """A local engine and the releases it has loaded: the port `Serving` over an `EngineClient`.
 
-LoRA releases stand beside each other under their versioned names; a full checkpoint replaces the engine's weights, so at most
-one full release is servable at a time. While full weights are pushed, new requests wait at the gate; those under way are
+LoRA releases stand beside each other (`resident`); a full checkpoint replaces the engine's weights, so at most one full release
+is servable at a time. While full weights are pushed, new requests wait at the gate; those under way are
 retracted by the engine and go on under the new weights. What is loaded is remembered, so that a restarted engine can be filled
 again (`restore`).
 """
@@ -9,9 +9,8 @@ again (`restore`).
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from reef_cli.core.ids import split_weight_version, weight_version
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Sampling
 from reef_cli.core.types import Held, Release, TokenSpan
 from reef_cli.engines.client import EngineClient
+from reef_cli.engines.resident import Check, Residents
 from reef_cli.weights.contract import PARTIAL
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,6 @@ BASE = "base"
 Push = Callable[[Path, str, Held | None], Awaitable[object]]
 """Sends an artifact's weights, merged or full, into the engine under a label; the engine is paused meanwhile. It may leave out
 what the engine holds already, once that says so itself; None: nobody knows what it holds."""
-Check = Callable[[Path], None]
-"""Raises for a LoRA adapter's folder that the engine would not survive."""
 Revive = Callable[[], Awaitable[None]]
 """Ends an engine that holds nobody's weights, so that it starts again with its own and is filled."""
 HEAL_S = 180.0
@@ -65,7 +63,6 @@ class LocalServing:
     ) -> None:
         self.client = client
         self._push = push
-        self._check = check
         self._revive = revive
         self._vocabulary = vocabulary
         self._base_label = base_label
@@ -74,10 +71,8 @@ class LocalServing:
         self._model_dir = model_dir
         self._full = _Full(base_label, model_dir)
         self._mixed = False
-        self._adapters: dict[str, Path] = {}
-        self._users: Counter[str] = Counter()
-        self._released = asyncio.Event()
         self._changing = asyncio.Lock()
+        self._adapters = Residents(client, self._changing, self._probe, check)
         self._pushing = asyncio.Lock()
         self._open = asyncio.Event()
         self._open.set()
@@ -85,26 +80,27 @@ class LocalServing:
     # Generation
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        async with self._admitted(request) as (adapter, room):
+        async with self._admitted(request) as (label, adapter, room):
             done = await self.client.generate(
                 request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid
             )
-        return _labelled(done, adapter)
+        return _labelled(done, label)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
-        async with self._admitted(request) as (adapter, room):
+        async with self._admitted(request) as (label, adapter, room):
             deltas = self.client.stream(
                 request.input_ids, request.sampling, max_new_tokens=room, adapter=adapter, rid=request.rid
             )
             try:
                 async for delta in deltas:
-                    yield replace(delta, completion=_labelled(delta.completion, adapter)) if delta.completion else delta
+                    yield replace(delta, completion=_labelled(delta.completion, label)) if delta.completion else delta
             finally:
                 await deltas.aclose()  # type: ignore[attr-defined]
 
     @asynccontextmanager
-    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[tuple[str | None, int]]:
-        """Wait at the gate; the adapter's name and the room for new tokens. The adapter stays loaded until this is left."""
+    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[tuple[str | None, str | None, int]]:
+        """Wait at the gate; an adapter's label and its name in the engine, where it stays until this is left, and the room
+        for new tokens."""
         self._check_tokens(request)
         await self._pass_gate()
         release = request.release
@@ -113,15 +109,9 @@ class LocalServing:
                 f"Release {release.release_id} is not loaded in the engine",
                 hint="try again in a moment, or check `reef status`",
             )
-        adapter = self.version_of(release) if release is not None and self._beside(release) else None
-        if adapter is not None:
-            self._users[adapter] += 1
-        try:
-            yield adapter, await self._room(len(request.input_ids), request.sampling)
-        finally:
-            if adapter is not None:
-                self._users[adapter] -= 1
-                self._released.set()
+        label = self.version_of(release) if release is not None and self._beside(release) else None
+        with nullcontext() if label is None else self._adapters.used(label) as adapter:
+            yield label, adapter, await self._room(len(request.input_ids), request.sampling)
 
     def _check_tokens(self, request: GenerateRequest) -> None:
         """A token the model does not have would end SGLang, and every request with it."""
@@ -183,7 +173,7 @@ class LocalServing:
             if not self._beside(release):
                 self._check_owner(release)
             if self._beside(release):
-                await self._load_adapter(label, directory)
+                await self._adapters.load(label, directory)
             elif release.kind in ("checkpoint", "lora"):
                 await self._load_full(_Full(label, directory, pushed=self._push is not None))
             elif release.kind == "base":
@@ -198,22 +188,6 @@ class LocalServing:
                 why="merged and full pushes replace all weights of an engine",
                 hint="use LoRA adapters (trainer.push: adapter), or a second server",
             )
-
-    async def _load_adapter(self, name: str, directory: Path | None) -> None:
-        if name in self._adapters:
-            return
-        if directory is None:
-            raise EngineError(f"Adapter {name!r} has no files to load")
-        if self._check is not None:
-            await asyncio.to_thread(self._check, directory)
-        if name not in await self.client.adapters():
-            await self.client.load_lora(name, directory)
-        try:
-            await self._probe(name)
-        except (EngineError, EngineUnavailable):
-            await self.client.unload_lora(name)
-            raise
-        self._adapters[name] = directory
 
     async def _load_full(self, full: _Full) -> None:
         """Swap weights, unless the engine runs these already."""
@@ -288,18 +262,14 @@ class LocalServing:
         """One real token through the new weights."""
         await self.client.generate([0], Sampling(temperature=0.0), max_new_tokens=1, adapter=adapter)
 
+    async def reachable(self) -> None:
+        """See the port."""
+        await self.client.model_info()
+
     async def unload(self, release: Release) -> None:
         """See the port. Requests that were admitted before keep the adapter, also those still on their way to the engine."""
-        name = self.version_of(release)
-        if not self._beside(release) or self._adapters.pop(name, None) is None:
-            return
-        while self._users[name]:
-            self._released.clear()
-            await self._released.wait()
-        async with self._changing:
-            if name not in self._adapters:  # it may have been loaded again meanwhile
-                del self._users[name]
-                await self.client.unload_lora(name)
+        if self._beside(release):
+            await self._adapters.unload(self.version_of(release))
 
     async def take_over(self) -> None:
         """An engine that ran before: end what a server that died left in it, and keep its own name for its first weights."""
@@ -341,18 +311,17 @@ class LocalServing:
 
         `meanwhile`: other engines of the same client have it all and go on serving.
         """
-        adapters, full = dict(self._adapters), self._full
+        full, adapters = self._full, self._adapters.all()
         if not meanwhile:
             self._full = _Full(self._base_label, self._model_dir)
-            self._adapters = {}
+            self._adapters.forget()
         failures: list[Exception] = []
         async with self._changing:
-            load_adapter = self.client.load_lora if meanwhile else self._load_adapter
-            for load in (self._load_full(full), *(load_adapter(*each) for each in adapters.items())):
-                try:
-                    await load
-                except (EngineError, EngineUnavailable) as error:
-                    failures.append(error)
+            try:
+                await self._load_full(full)
+            except (EngineError, EngineUnavailable) as error:
+                failures.append(error)
+            failures += await self._adapters.refill(adapters, meanwhile)
         if failures:
             raise failures[0]
 
@@ -380,7 +349,7 @@ class LocalServing:
             "model_path": model["model_path"],
             "served_model_name": model.get("served_model_name"),
             "weight_version": model["weight_version"],
-            "adapters": sorted(self._adapters),
+            "adapters": self._adapters.labels,
             "pushing": not self._open.is_set(),
             "context_length": server.get("context_length"),
             "batch_invariant": server.get("batch_invariant"),
@@ -388,8 +357,8 @@ class LocalServing:
         }
 
 
-def _labelled(done: Completion, adapter: str | None) -> Completion:
-    """An adapter's name is the version of its answers; the base label says nothing about them."""
-    if adapter is None or not done.output_ids:
+def _labelled(done: Completion, label: str | None) -> Completion:
+    """An adapter's label is the version of its answers; the base label says nothing about them."""
+    if label is None or not done.output_ids:
         return done
-    return replace(done, spans=(TokenSpan(adapter, 0, len(done.output_ids)),))
+    return replace(done, spans=(TokenSpan(label, 0, len(done.output_ids)),))

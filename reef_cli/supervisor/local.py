@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from reef_cli.config.paths import Home, cache_at
 from reef_cli.config.schema import EngineSettings, TrainerSettings
@@ -20,8 +21,9 @@ from reef_cli.engines.client import EngineClient
 from reef_cli.engines.fleet import Fleet
 from reef_cli.engines.models import ModelStore
 from reef_cli.engines.process import EngineProcess, Launch, new_keys
+from reef_cli.engines.resident import Check
 from reef_cli.engines.router import RouterProcess
-from reef_cli.engines.serving import Check, LocalServing, Push
+from reef_cli.engines.serving import LocalServing, Push
 from reef_cli.supervisor.shadow import Shadow
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SHADOW = "shadow"
+_HERE = ("127.0.0.1", "localhost", "::1")
 EMBEDDED_CONTEXT = 4096
 """Longest context of the embedded engine unless the file says otherwise: its cache lives in ordinary memory."""
 
@@ -49,6 +52,7 @@ class LocalEngine:
         self.settings = settings
         self._tries_adapters = trainer is None or trainer.method == "lora"
         self._whole = launching.Whole(trainer.transport == "ipc", trainer.delta) if push and trainer else None
+        self._reads_files = trainer is not None and trainer.transport == "disk"
         self._home = home
         self._push_wait_s = push_wait_s
         self._environ = environ
@@ -93,13 +97,20 @@ class LocalEngine:
         """The engines, not yet started: those that run already, else our own."""
         settings = self.settings
         if settings.kind == "sglang" and (urls := [*settings.urls] or [*filter(None, [settings.url])]):
-            clients = [EngineClient(url, settings.api_key, settings.admin_key) for url in urls]
+            sends = self._sends_adapters(urls)
+            clients = [EngineClient(url, settings.api_key, settings.admin_key, sends_adapters=sends) for url in urls]
             return [AttachedEngine(client, self.model_dir) for client in clients]
         if settings.kind == "sglang":
             self._installed = await asyncio.to_thread(self._inspect)
         names = ["engine", *(f"engine-{number}" for number in range(2, settings.replicas + 1))]
         adapters = self._push is None
         return [EngineProcess(self._launch(name, number, adapters=adapters)) for number, name in enumerate(names)]
+
+    def _sends_adapters(self, urls: Sequence[str]) -> bool:
+        """Whether adapters travel to engines that somebody else started, or are read there from our files."""
+        if self.settings.adapters != "auto":
+            return self.settings.adapters == "tensors"
+        return not self._reads_files and any(urlsplit(url).hostname not in _HERE for url in urls)
 
     async def _find_router(self, clients: list[EngineClient]) -> RouterProcess | None:
         """SGLang's router for several SGLangs, where it is installed. Raises `MissingDependency` when it must be and is not."""
@@ -192,6 +203,10 @@ class LocalEngine:
     def fault(self) -> str | None:
         """Why no engine can serve now, or None."""
         return None if any(member.ready for member in self.members) else self.members[0].fault
+
+    def away(self) -> str | None:
+        """Why new weights cannot reach every engine now, or None."""
+        return next((member.fault for member in self.members if not member.ready), None)
 
     async def _revive(self) -> None:
         """End every engine; each starts again with its own weights and is filled."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from reef_cli.core.ports import Completion, Delta, GenerateRequest, Generation
 from reef_cli.core.types import Release
 from reef_cli.engines.process import EngineProcess
-from reef_cli.engines.serving import Check, LocalServing
+from reef_cli.engines.resident import Check
+from reef_cli.engines.serving import LocalServing
 
 
 class Shadow:

@@ -69,6 +69,20 @@ def read_disk(path: str, version: str) -> dict[str, Any]:
     }
 
 
+def take_adapter(name: str, config: dict[str, Any], serialized: Sequence[str]) -> dict[str, Any]:
+    """For `/load_lora_adapter_from_tensors`: one payload per rank of the engine (`weights.pickled`). Checksums are not sent: a
+    wrong one ends SGLang."""
+    return {
+        "lora_name": name,
+        "config_dict": config,
+        "serialized_named_tensors": list(serialized),
+        "pinned": False,
+        "added_tokens_config": None,
+        "load_format": None,
+        "expected_checksums": None,
+    }
+
+
 def label(version: str) -> dict[str, Any]:
     """For `/update_weight_version`, whose default aborts every request."""
     return {"new_version": version, "abort_all_requests": False}

@@ -1,8 +1,9 @@
 """Named tensors as text for `/update_weights_from_tensor`: the bytes themselves, or handles of memory on a GPU both sides use.
 
-The layout is SGLang's: a pickle of `[(name, tensor)]` in base64, which it reads with an allow-list, as `deserialize` does here.
-A CUDA tensor travels as the handle of its memory and the GPU's UUID, since the two processes may count GPUs differently; it
-must live until the engine has answered. A CPU tensor travels whole. Needs torch; sends nothing.
+The layout is SGLang's: a pickle of `[(name, tensor)]`, or of an adapter's `{name: tensor}`, in base64, which it reads with an
+allow-list, as `deserialize` does here. A CUDA tensor travels as the handle of its memory and the GPU's UUID, since the two
+processes may count GPUs differently; it must live until the engine has answered. A CPU tensor travels whole. Needs torch;
+sends nothing.
 """
 
 import io
@@ -36,7 +37,8 @@ def deserialize(payload: str) -> list[tuple[str, Tensor]]:
     """CPU tensors of a payload; nothing else is built. Raises `UnsupportedArtifact`."""
     try:
         named = _Careful(io.BytesIO(b64decode(payload, validate=True))).load()
-        return [(str(name), tensor) for name, tensor in named if isinstance(tensor, Tensor)]
+        pairs = named.items() if isinstance(named, dict) else named
+        return [(str(name), tensor) for name, tensor in pairs if isinstance(tensor, Tensor)]
     except (ValueError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise UnsupportedArtifact("The tensors cannot be read", why=str(error)) from error
 

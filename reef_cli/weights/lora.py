@@ -59,7 +59,7 @@ class Lora:
 
 def read_lora(directory: Path) -> Lora:
     """Load an adapter folder to the CPU. Raises `UnsupportedArtifact` when it is missing, malformed or not plain LoRA."""
-    config = _read_config(directory)
+    config = _read_config(directory / CONFIG_FILE)
     path = directory / TENSOR_FILE
     if not path.is_file():
         raise UnsupportedArtifact(f"{path} does not exist", hint="save the adapter with safe_serialization")
@@ -68,6 +68,12 @@ def read_lora(directory: Path) -> Lora:
     except Exception as error:  # safetensors raises its own untyped errors for any malformed file
         raise UnsupportedArtifact(f"{path} is no readable safetensors file", why=str(error)) from error
     return Lora(config, _pair(raw, config))
+
+
+def made_lora(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Lora:
+    """An adapter that came as the content of its two files. Raises `UnsupportedArtifact`."""
+    config = _config(raw, CONFIG_FILE)
+    return Lora(config, _pair(tensors, config))
 
 
 def write_lora(directory: Path, lora: Lora) -> None:
@@ -112,10 +118,18 @@ def hf_name(peft_name: str) -> str | None:
     return re.sub(r"\.modules_to_save\.[^.]+", "", name).replace(".base_layer.", ".")
 
 
-def _read_config(directory: Path) -> LoraConfig:
-    path = directory / CONFIG_FILE
+def _read_config(path: Path) -> LoraConfig:
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnsupportedArtifact(f"{path} cannot be read", why=str(error)) from error
+    except ValueError as error:
+        raise UnsupportedArtifact(f"{path} is no LoRA configuration", why=repr(error)) from error
+    return _config(raw, path)
+
+
+def _config(raw: Mapping[str, Any], path: Path | str) -> LoraConfig:
+    try:
         if str(raw.get("peft_type", "LORA")).upper() != "LORA":
             raise UnsupportedArtifact(f"{path} describes a {raw['peft_type']} adapter", hint="only plain LoRA can be served")
         for key in _REFUSED:
@@ -133,8 +147,6 @@ def _read_config(directory: Path) -> LoraConfig:
             rank_pattern=raw.get("rank_pattern") or {},
             alpha_pattern=raw.get("alpha_pattern") or {},
         )
-    except OSError as error:
-        raise UnsupportedArtifact(f"{path} cannot be read", why=str(error)) from error
     except UnsupportedArtifact:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:

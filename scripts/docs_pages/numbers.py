@@ -109,7 +109,12 @@ def _gate(result: Any) -> Iterator[Row]:
 
 def _push(result: Any) -> Iterator[Row]:
     for row in result["rows"]:
-        what = {"adapter": "a LoRA adapter", "merged": "an adapter merged", "full": "all weights"}[row["mode"]]
+        what = {
+            "adapter": "a LoRA adapter",
+            "adapter_load": "a LoRA adapter read from disk",
+            "merged": "an adapter merged",
+            "full": "all weights",
+        }[row["mode"]]
         size = row["file_bytes"] / 1e6
         pause = f"wait between chunks p99 {row['chunk_gap_s']['p99']:.2f} s, at most {row['chunk_gap_s']['max']:.2f} s"
         held = f", engine paused {row['paused_s']['p50']:.2f} s" if row.get("paused_s") else ""

@@ -1,7 +1,9 @@
 """LoRA per request: equal to PEFT, independent of company, loaded and unloaded while clients stream."""
 
+import asyncio
 import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import httpx
 import pytest
 import torch
 
+from reef_cli.core.errors import EngineError, UnsupportedArtifact
+from reef_cli.engines.client import EngineClient
 from tests.engines.live import Live, ids_of, make_lora
 
 GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
@@ -119,3 +123,41 @@ def test_bad_adapters_are_refused_by_name(live: Live, tiny: Path, lora: Path, tm
             (folder / "adapter_config.json").write_text(json.dumps(config | {"r": 7}))
     reply = live.post("/load_lora_adapter", {"lora_name": "bad", "lora_path": str(folder)})
     assert reply.status_code == 400 and reply.json()["error_message"] and "bad" not in reply.json()["loaded_adapters"]
+
+
+async def test_an_adapter_is_there_before_the_step_under_way_ends(tiny: Path, lora: Path, lora2: Path) -> None:
+    from reef_cli.engines.chat_format import ModelChat
+    from reef_cli.engines.embedded.core import Core
+    from reef_cli.engines.embedded.engine import Engine
+    from reef_cli.engines.embedded.model import Model
+
+    core = Core(lambda: Model(str(tiny), torch.bfloat16, 2, 256, 64), "base", 2)
+    engine, done = Engine(core, core.start(), ModelChat(tiny)), threading.Event()
+    try:
+        await engine.load_adapter("first", str(lora))
+        step = asyncio.ensure_future(engine.call(lambda: done.wait(30)))
+        await asyncio.wait_for(engine.load_adapter("second", str(lora2)), 10)
+        assert engine.adapter("second") is not None and not step.done()
+        done.set()
+        assert await step
+    finally:
+        done.set()
+        core.close()
+
+
+async def test_an_adapter_that_travels_is_the_one_that_is_read(live: Live, tiny: Path, lora: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    shutil.copytree(lora, there)
+    async with EngineClient(live.url) as near, EngineClient(live.url, sends_adapters=True) as afar:
+        await near.load_lora("s@read", lora)
+        await afar.load_lora("s@sent", there)
+        shutil.rmtree(there)
+        told = [facts(live.generate(ids_of(20), path=name, **GREEDY)) for name in ("s@read", "s@sent")]
+        assert told[0] == told[1] != facts(live.generate(ids_of(20), **GREEDY))
+        with pytest.raises(EngineError, match="refused") as refused:
+            await afar.load_lora("s@wide", make_lora(tmp_path / "wide", tiny, rank=65))
+        assert "rank 65" in refused.value.why and sorted(await near.adapters()) == ["s@read", "s@sent"]
+        with pytest.raises(UnsupportedArtifact):
+            await afar.load_lora("s@gone", there)
+        for name in ("s@read", "s@sent"):
+            await near.unload_lora(name)

@@ -372,3 +372,44 @@ async def test_an_adapter_loaded_again_while_it_leaves_stays(live: Live, lora: P
         assert serving.servable(one) and (await serving.generate(ask(one))).output_ids
         await serving.unload(one)
         assert await client.adapters() == []
+
+
+async def test_a_return_to_an_adapter_that_is_still_there_loads_nothing(live: Live, lora: Path, lora2: Path) -> None:
+    async with EngineClient(live.url) as client:
+        serving = LocalServing(client)
+        one, two, back = (release("lora", step) for step in (1, 2, 3))
+        await serving.load(one, lora)
+        await serving.load(two, lora2)
+        await serving.load(back, lora)
+        assert sorted(await client.adapters()) == ["s@r1-00000000", "s@r2-00000000"], "the third needs none of its own"
+        first, again = await serving.generate(ask(one)), await serving.generate(ask(back))
+        assert again.output_ids == first.output_ids != (await serving.generate(ask(two))).output_ids
+        assert {span.version for span in again.spans} == {"s@r3-00000000"}, "each answer says which release gave it"
+        assert serving.servable(one) and serving.servable(back)
+        assert (await serving.info())["adapters"] == ["s@r1-00000000", "s@r2-00000000", "s@r3-00000000"]
+        await serving.unload(one)
+        assert not serving.servable(one) and (await serving.generate(ask(back))).output_ids == first.output_ids
+        # Under its first name it is there still, though no release of that name is.
+        await serving.load(one, lora)
+        assert serving.servable(one) and len(await client.adapters()) == 2
+        long = Sampling(max_new_tokens=300, temperature=0.0, ignore_eos=True)
+        stream = serving.stream(ask(back, sampling=long))
+        await anext(stream)
+        leaving = [asyncio.ensure_future(serving.unload(each)) for each in (back, one)]
+        assert [delta async for delta in stream][-1].completion is not None
+        await asyncio.gather(*leaving)
+        await serving.unload(two)
+        assert await client.adapters() == []
+
+
+async def test_releases_that_share_an_adapter_share_it_again_after_a_restart(serving: LocalServing, lora: Path) -> None:
+    one, back = release("lora", 1), release("lora", 2)
+    await serving.load(one, lora)
+    await serving.load(back, lora)
+    await serving.unload(one)
+    for name in await serving.client.adapters():
+        await serving.client.unload_lora(name)
+    await serving.restore()
+    assert await serving.client.adapters() == ["s@r2-00000000"] and (await serving.generate(ask(back))).output_ids
+    await serving.unload(back)
+    assert await serving.client.adapters() == []

@@ -18,8 +18,8 @@ ROUTES = (
     "/pause_generation", "/continue_generation", "/abort_request", "/init_weights_update_group",
     "/destroy_weights_update_group", "/begin_weight_update", "/update_weights_from_distributed",
     "/update_weights_from_tensor", "/end_weight_update", "/update_weights_from_disk", "/update_weight_version",
-    "/load_lora_adapter", "/unload_lora_adapter", "/weights_checker", "/release_memory_occupation",
-    "/resume_memory_occupation",
+    "/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter", "/weights_checker",
+    "/release_memory_occupation", "/resume_memory_occupation",
 )  # fmt: skip
 REQUIRED = "required"
 

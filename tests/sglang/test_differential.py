@@ -9,6 +9,7 @@ import pytest
 from reef_cli.core.errors import ContextOverflow, EngineError, InvalidRequest
 from reef_cli.core.ports import Sampling
 from reef_cli.engines.chat_format import ModelChat
+from reef_cli.engines.client import EngineClient
 from tests.sglang.adapters import make_adapter
 from tests.sglang.running import Running, apart, facts, scores
 
@@ -157,3 +158,23 @@ async def test_an_adapter_too_large_is_refused_and_the_engine_lives(loaded: Pair
             with pytest.raises(EngineError):
                 await client.load_lora("s@c", folder)
             assert (await client.generate([5], Sampling(temperature=0.0), max_new_tokens=1)).output_ids
+
+
+async def test_an_adapter_that_travels_says_what_the_one_that_is_read_says(
+    loaded: Pair, prompts: list[list[int]], language_model: Path, tmp_path: Path
+) -> None:
+    folder = make_adapter(tmp_path / "a", language_model, seed=1)
+    for engine in loaded.values():
+        keys = (engine.launch.api_key, engine.launch.admin_key)
+        async with EngineClient(engine.url, *keys, sends_adapters=True) as client:
+            await client.load_lora("s@sent", folder)
+        for prompt in prompts:
+            read, sent, base = (engine.generate(prompt, path=name, max_new_tokens=16) for name in ("s@a", "s@sent", None))
+            assert facts(sent)[0] == facts(read)[0] != facts(base)[0]
+            assert apart(facts(sent)[1], facts(read)[1]) < MEAN
+        async with engine.client() as client:
+            assert sorted(await client.adapters()) == ["s@a", "s@sent"]
+            with pytest.raises(EngineError):
+                await client.load_lora("s@sent", folder)
+            await client.unload_lora("s@sent")
+            assert await client.adapters() == ["s@a"]

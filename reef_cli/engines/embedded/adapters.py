@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reef_cli.core.errors import UnsupportedArtifact
 from reef_cli.engines.embedded.linear import rowwise
-from reef_cli.weights.lora import read_lora
+from reef_cli.weights.lora import Lora, read_lora
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,10 @@ class Adapters:
 
     def read(self, name: str, path: str) -> Adapter:
         """Read and check an adapter folder without serving it yet; safe to call from another thread."""
-        lora = read_lora(Path(path))
+        return self.check(name, path, read_lora(Path(path)))
+
+    def check(self, name: str, path: str, lora: Lora) -> Adapter:
+        """An adapter that is in memory already, in the shape it is served in. Raises `UnsupportedArtifact`."""
         if lora.rank > self._max_rank:
             raise UnsupportedArtifact(f"Adapter {name!r} has rank {lora.rank}; this engine accepts up to {self._max_rank}")
         layers: dict[str, tuple[Tensor, Tensor, float]] = {}
@@ -60,6 +63,10 @@ class Adapters:
                 raise UnsupportedArtifact(f"Adapter {name!r} does not fit the model at {module!r}")
             layers[module] = (a.to(self._dtype), b.to(self._dtype), lora.config.scaling(module))
         return Adapter(name, path, next(self._numbers), layers)
+
+    def hooked(self, adapter: Adapter) -> bool:
+        """Whether every layer it changes looks for adapters already; `add` may run beside a step then."""
+        return adapter.layers.keys() <= self._hooked
 
     def add(self, adapter: Adapter) -> None:
         """Serve an adapter that was read."""

@@ -6,9 +6,9 @@ goes once its last one has ended.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from reef_cli.core.errors import ConflictError, InvalidRequest
 from reef_cli.engines.chat_format import ModelChat
@@ -16,6 +16,8 @@ from reef_cli.engines.embedded.adapters import Adapter
 from reef_cli.engines.embedded.core import Core
 from reef_cli.engines.embedded.model import Model
 from reef_cli.engines.embedded.request import Progress, Request, Text, Wish
+from reef_cli.weights.handles import deserialize
+from reef_cli.weights.lora import made_lora
 
 T = TypeVar("T")
 
@@ -92,11 +94,26 @@ class Engine:
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Read the folder beside the running requests, then serve it; raises `ConflictError` for a name in use."""
+        await self._take_adapter(name, lambda: self.model.adapters.read(name, path))
+
+    async def take_adapter(self, name: str, config: Mapping[str, Any], payloads: Sequence[str]) -> None:
+        """The same for one that comes as its configuration and its tensors."""
+
+        def read() -> Adapter:
+            (payload,) = payloads
+            return self.model.adapters.check(name, "__tensor__", made_lora(config, dict(deserialize(payload))))
+
+        await self._take_adapter(name, read)
+
+    async def _take_adapter(self, name: str, read: Callable[[], Adapter]) -> None:
         async with self._names:
             if name in self.model.adapters.loaded:
                 raise ConflictError(f"LoRA with name {name} already exists. Loaded LoRAs: {sorted(self.model.adapters.loaded)}")
-            adapter = await asyncio.to_thread(self.model.adapters.read, name, path)
-            await self.call(lambda: self.model.adapters.add(adapter))
+            adapter = await asyncio.to_thread(read)
+            if self.model.adapters.hooked(adapter):
+                self.model.adapters.add(adapter)  # a step under way has its adapters already, so it is not waited for
+            else:
+                await self.call(lambda: self.model.adapters.add(adapter))
 
     async def unload_adapter(self, name: str) -> None:
         """Take no new request for it, wait for those under way, drop it; raises `InvalidRequest` for an unknown name."""

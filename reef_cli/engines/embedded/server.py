@@ -77,6 +77,7 @@ class Server:
             "/update_weights_from_disk": self._result(updates.from_disk, num_paused_requests=0),
             "/update_weight_version": self._update_version,
             "/load_lora_adapter": self._load_adapter,
+            "/load_lora_adapter_from_tensors": self._take_adapter,
             "/unload_lora_adapter": self._unload_adapter,
             "/weights_checker": self._check_weights,
             "/release_memory_occupation": self._release_memory,
@@ -251,6 +252,13 @@ class Server:
     async def _load_adapter(self, http: web.Request) -> web.Response:
         body = await _body(http)
         return await self._adapters(self._engine.load_adapter(str(body["lora_name"]), str(body["lora_path"])))
+
+    async def _take_adapter(self, http: web.Request) -> web.Response:
+        body = await _body(http)
+        name, tensors = str(body["lora_name"]), body["serialized_named_tensors"]
+        if body.get("load_format") is not None or body.get("expected_checksums") is not None:
+            raise InvalidRequest("load_format and expected_checksums are not supported")
+        return await self._adapters(self._engine.take_adapter(name, body["config_dict"], tensors))
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
         return await self._adapters(self._engine.unload_adapter(str((await _body(http))["lora_name"])))
