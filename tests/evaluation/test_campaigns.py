@@ -1,14 +1,15 @@
 """What benchmarks of learning compare: equal budgets, held-out tasks that nobody trains on, tables that hide no arm."""
 
+import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.cells import Campaign, stored
-from benchmarks.packing import Arm, table
+from benchmarks.packing import Arm, save, table
 from benchmarks.selfplay_cpu import Kept, answers
 from recipes.selfplay.play import Played
 from recipes.selfplay.regret import Trial
@@ -36,6 +37,17 @@ def test_spaces_and_sizes_are_never_compared_with_each_other() -> None:
     assert [(one["space"], one["n"], list(one["arms"])) for one in table(rows)] == [
         ("lines", 26, ["tttd"]), ("lines", 32, ["tttd"]), ("walks", 26, ["random"]),
     ]  # fmt: skip
+
+
+def test_a_finished_arm_keeps_the_machine_and_commit_it_ran_on(tmp_path: Path) -> None:
+    file = tmp_path / "packing.json"
+    arm = Arm("tttd", 26, 0, steps=1, tries=16, best_after={16: 2.5}, machine={"commit": "old"})
+    save(file, [arm])
+    save(file, [replace(arm, machine={"commit": "new"}), Arm("puct", 26, 0)])
+    assert [(row["arm"], row["machine"]["commit"]) for row in json.loads(file.read_text())["arms"]] == [("tttd", "old")]
+    save(file, [replace(arm, steps=2, tries=32, best_after={16: 2.5, 32: 2.6}, machine={"commit": "new"})])
+    (row,) = json.loads(file.read_text())["arms"]
+    assert (row["tries"], row["machine"]["commit"]) == (32, "new")
 
 
 def test_held_out_sums_are_nobodys_task() -> None:
