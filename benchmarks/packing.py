@@ -198,11 +198,14 @@ def _read(arm: Arm, archive: Archive) -> None:
 
 
 def save(path: Path, arms: list[Arm]) -> None:
-    """The results so far, beside those of other arms in the file."""
+    """The results so far, beside those of other arms in the file. An arm without a new step stays as it is."""
     kept = json.loads(path.read_text())["arms"] if path.exists() else []
-    mine = {(arm.space, arm.arm, arm.n, arm.seed): arm for arm in arms if arm.steps}
-    rows = [row for row in kept if (row["space"], row["arm"], row["n"], row["seed"]) not in mine]
-    rows += [vars(arm) for arm in mine.values()]
+    found = {(row["space"], row["arm"], row["n"], row["seed"]): row for row in kept}
+    for arm in arms:
+        place = (arm.space, arm.arm, arm.n, arm.seed)
+        if arm.steps and (place not in found or found[place]["steps"] != arm.steps):
+            found[place] = vars(arm)
+    rows = list(found.values())
     rows.sort(key=lambda row: (row["space"], row["n"], ARMS.index(row["arm"]), row["seed"]))
     payload = {
         "table": table(rows),

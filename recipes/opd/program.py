@@ -20,7 +20,7 @@ from reef_cli.trainer.engine import Policy
 from reef_cli.trainer.losses import distill
 from reef_cli.trainer.losses.policy import Terms, policy_terms
 from reef_cli.trainer.model import TokenOutput
-from reef_cli.trainer.program import OptimizerSettings, Program, StepReport
+from reef_cli.trainer.program import Program, StepReport
 from reef_cli.trainer.stepping import imitation_step, step
 from reef_cli.trainer.teachers import Teacher, named
 
@@ -47,10 +47,6 @@ class OPDProgram(Program):
 
     settings_type = ProgramSettings
     settings: ProgramSettings
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(lr=self.settings.policy_lr)
 
     @property
     def off(self) -> OffPolicy:

@@ -24,7 +24,7 @@ from reef_cli.trainer.engine import Policy
 from reef_cli.trainer.losses import distill
 from reef_cli.trainer.losses.policy import Terms, policy_terms
 from reef_cli.trainer.model import TokenOutput
-from reef_cli.trainer.program import OptimizerSettings, Program, StepReport
+from reef_cli.trainer.program import Program, StepReport
 from reef_cli.trainer.stepping import step
 from reef_cli.trainer.teachers import named
 
@@ -61,10 +61,6 @@ class OpenClawRLProgram(Program):
 
     settings_type = ProgramSettings
     settings: ProgramSettings
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(lr=self.settings.policy_lr)
 
     @property
     def off(self) -> OffPolicy:

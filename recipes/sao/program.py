@@ -19,7 +19,7 @@ from reef_cli.trainer import diagnostics
 from reef_cli.trainer.batching import Batch, MicroBatch
 from reef_cli.trainer.engine import Policy
 from reef_cli.trainer.losses import advantages as adv
-from reef_cli.trainer.program import OptimizerSettings, Program, StepRefused, StepReport
+from reef_cli.trainer.program import Program, StepRefused, StepReport
 from reef_cli.trainer.stepping import policy_gradient_step
 
 
@@ -84,10 +84,6 @@ class SAOProgram(Program):
 
     settings_type = ProgramSettings
     settings: ProgramSettings
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(lr=self.settings.policy_lr)
 
     @property
     def _off(self) -> OffPolicy:

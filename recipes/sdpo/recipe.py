@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from reef_cli.config.off_policy import OffPolicy
 from reef_cli.core.types import Extras, Inference, Report, Sample
-from reef_cli.learning.contract import Acquisition, Group, GroupSettings, RecipeSettings, Refusal, Signal, Tools
+from reef_cli.learning.comparing import GroupedRecipe
+from reef_cli.learning.contract import GroupSettings, RecipeSettings, Refusal, Signal, Tools
 from reef_cli.learning.samples import (
-    WeightsRecipe,
     conversation,
     group_places,
     question_of,
@@ -79,13 +79,12 @@ class SDPOSettings(GroupSettings):
         check_weighted(OffPolicy.of(self.off_policy, kind="tis"))
 
 
-class SDPORecipe(WeightsRecipe):
+class SDPORecipe(GroupedRecipe):
     """Divergence from the model that has read a correct answer of the same group."""
 
     name: ClassVar[str] = "sdpo"
     title: ClassVar[str] = "Self-distillation policy optimization: a correct sibling makes the model its own teacher"
     signal: ClassVar[Signal] = Signal("scores of a group and text feedback, as context of a self-teacher", "a verifier")
-    acquisition: ClassVar[Acquisition] = Acquisition.PROACTIVE
     settings_type: ClassVar[type[RecipeSettings]] = SDPOSettings
     settings: SDPOSettings
     program_path: ClassVar[str] = "recipes.sdpo.program:SDPOProgram"
@@ -103,10 +102,6 @@ class SDPORecipe(WeightsRecipe):
         return scored_sample(
             report, records, step_of, max_temperature=self.max_temperature, extras={**places, **told, "feedback": feedback}
         )
-
-    def group(self, sample: Sample) -> Group:
-        """Batches take whole groups."""
-        return Group(sample.extras[Extras.GROUP], self.settings.group_size, sample.extras[Extras.ROLLOUT])
 
     def assemble(self, samples: Sequence[Sample], tools: Tools) -> list[Sample]:
         """What each answer's teacher reads; answers with nothing to read get weight 0."""

@@ -6,14 +6,14 @@ without and with a hint, and its reward is the regret (`regret.py`); a text that
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from recipes.selfplay.regret import trial
-from reef_cli.config.off_policy import OffPolicy
 from reef_cli.core.types import Extras, Inference, Report, Sample
-from reef_cli.learning.contract import Acquisition, Group, GroupSettings, RecipeSettings, Refusal, Signal
-from reef_cli.learning.samples import WeightsRecipe, group_places, scored_sample, traced_sample
+from reef_cli.learning.comparing import FOR_PROGRAM, ComparedSettings, GroupedRecipe
+from reef_cli.learning.contract import Group, RecipeSettings, Refusal, Signal
+from reef_cli.learning.samples import group_places, scored_sample, traced_sample
 from reef_cli.learning.settings import check
 
 ROLE, BAND = "role", "band"
@@ -23,7 +23,7 @@ PROPOSER, SOLVER = "proposer", "solver"
 
 
 @dataclass(frozen=True, slots=True)
-class SelfPlaySettings(GroupSettings):
+class SelfPlaySettings(ComparedSettings):
     """Settings of self-play beside those of every recipe that compares groups."""
 
     batch_size: int = 32
@@ -34,9 +34,6 @@ class SelfPlaySettings(GroupSettings):
 
     proposals: int = 8
     """Tasks per generation, which are the proposer's group."""
-
-    policy_lr: float = 2e-4
-    """Learning rate of the LoRA adapter; use about 1e-6 with `trainer.method: full`."""
 
     mastered: float = 0.9
     """Tasks solved more often than this without the hint are mastered."""
@@ -50,34 +47,26 @@ class SelfPlaySettings(GroupSettings):
     train_proposer: bool = True
     """Whether proposals train; off leaves the proposer as it is."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Reward minus the group's mean over its standard deviation, without the division, or minus the mean of the others."""
-
     aggregate: Literal["token", "sequence"] = "sequence"
     """Whether every token counts the same, or every answer: proposals and attempts differ in length."""
 
-    off_policy: Mapping[str, Any] = field(default_factory=dict)
-    """The shared block; `dis` with its bounds unless it says otherwise."""
-
     def __post_init__(self) -> None:
-        GroupSettings.__post_init__(self)
-        small = [name for name in ("group_size", "proposals") if getattr(self, name) < 2]
+        ComparedSettings.__post_init__(self)
+        small = ["proposals"] if self.proposals < 2 else []
         crossed = ["out_of_reach"] if self.out_of_reach > self.mastered else []
-        check(self, positive=("policy_lr",), shares=("mastered", "out_of_reach"), wrong=small + crossed)
-        OffPolicy.of(self.off_policy)
+        check(self, shares=("mastered", "out_of_reach"), wrong=small + crossed)
 
 
-class SelfPlayRecipe(WeightsRecipe):
+class SelfPlayRecipe(GroupedRecipe):
     """Two roles of one model: tasks earn regret, attempts earn their score."""
 
     name: ClassVar[str] = "selfplay"
     title: ClassVar[str] = "Self-play: the model proposes tasks it cannot solve yet, and learns to solve them"
     signal: ClassVar[Signal] = Signal("scores of attempts, and regret of the tasks", "a verifier")
-    acquisition: ClassVar[Acquisition] = Acquisition.PROACTIVE
     settings_type: ClassVar[type[RecipeSettings]] = SelfPlaySettings
     settings: SelfPlaySettings
     program_path: ClassVar[str] = "recipes.selfplay.program:SelfPlayProgram"
-    for_program: ClassVar[tuple[str, ...]] = ("policy_lr", "advantage", "aggregate", "off_policy")
+    for_program: ClassVar[tuple[str, ...]] = FOR_PROGRAM
 
     def admit(self, report: Report, records: Sequence[Inference], step_of: Mapping[str, int]) -> Sample | Refusal:
         """One sample per proposal or attempt, or a stable reason why there is none."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from reef_cli.trainer.batching import Batch
 from reef_cli.trainer.engine import Policy
-from reef_cli.trainer.program import OptimizerSettings, Program, StepReport
+from reef_cli.trainer.program import Program, StepReport
 from reef_cli.trainer.stepping import imitation_step
 
 
@@ -20,10 +20,6 @@ class SFTProgram(Program):
 
     settings_type = ProgramSettings
     settings: ProgramSettings
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(lr=self.settings.policy_lr)
 
     def train(self, policy: Policy, batch: Batch) -> StepReport:
         return imitation_step(policy, batch)

@@ -21,7 +21,7 @@ from reef_cli.trainer.engine import Policy
 from reef_cli.trainer.losses import distill, importance
 from reef_cli.trainer.losses.policy import Terms, ratio_weight
 from reef_cli.trainer.model import TokenOutput
-from reef_cli.trainer.program import OptimizerSettings, Program, StepReport
+from reef_cli.trainer.program import Program, StepReport
 from reef_cli.trainer.stepping import step
 from reef_cli.trainer.teachers import Teacher, named
 
@@ -147,10 +147,6 @@ class DistillProgram(Program):
     settings_type: ClassVar[type[DistillSettings]] = DistillSettings
     settings: DistillSettings
     support = "student"
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(lr=self.settings.policy_lr)
 
     @property
     def off(self) -> OffPolicy:

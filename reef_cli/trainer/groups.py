@@ -18,7 +18,7 @@ from reef_cli.trainer.batching import Batch
 from reef_cli.trainer.diagnostics import batch_metrics, mean
 from reef_cli.trainer.engine import Policy
 from reef_cli.trainer.losses import advantages as adv
-from reef_cli.trainer.program import OptimizerSettings, Program, StepReport
+from reef_cli.trainer.program import Program, StepReport
 from reef_cli.trainer.stepping import by_sequence, policy_gradient_step
 
 ADVANTAGES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -69,10 +69,6 @@ class GroupProgram(Program):
 
     settings_type: ClassVar[type[GroupProgramSettings]] = GroupProgramSettings
     settings: GroupProgramSettings
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(lr=self.settings.policy_lr)
 
     def train(self, policy: Policy, batch: Batch) -> StepReport:
         values = by_group(batch, self._advantages)

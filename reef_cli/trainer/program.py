@@ -51,9 +51,9 @@ class Program(ABC):
         self.settings: Any = read_settings(self.settings_type, settings)
 
     @property
-    @abstractmethod
     def optimizer(self) -> OptimizerSettings:
-        """The policy's optimizer."""
+        """The policy's optimizer; its learning rate is the setting `policy_lr`, unless a program says otherwise."""
+        return OptimizerSettings(lr=self.settings.policy_lr)
 
     def reset(self, policy: "Policy") -> None:  # noqa: B027  a program without state has nothing to reset
         """Forget everything: the next step is the first of a fresh state. Must be deterministic in `policy.seed`."""
