@@ -8,6 +8,7 @@ takes `--repeats` steps after one that is not counted; all from the same state.
 
 import argparse
 import json
+import os
 import random
 import statistics
 import time
@@ -67,6 +68,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/step.json"))
     options = parser.parse_args()
+    load = round(os.getloadavg()[0], 2)
     import torch
 
     from reef_cli.trainer.process import join_alone
@@ -83,7 +85,7 @@ def main() -> None:
     }
     rows = {name: measure(settings, model, batch, options.repeats) for name, settings in ways.items()}
     print(json.dumps(rows, indent=1))
-    found = {"machine": machine(), "samples": len(batch), "pack_tokens": options.pack_tokens, "rows": rows}
+    found = {"machine": machine(), "load_before": load, "samples": len(batch), "pack_tokens": options.pack_tokens, "rows": rows}
     options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

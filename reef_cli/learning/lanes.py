@@ -121,8 +121,14 @@ class Lane:
         waiting = await self._dropped(scenario, head, waiting)
         chosen = batching.choose(waiting, size, short=requested)
         if chosen and (requested or not manual):
+            if (await self._chain(scenario))[0].release_id != head.release_id:
+                return None  # a step from what the chain has left could never be published; what it has now is served soon
             return await self._open(scenario, head, [item.report_id for item in chosen], {})
         return await self._idle_gate(scenario, head)
+
+    async def _chain(self, scenario: str) -> list[Release]:
+        """The releases of the recipe's surface, newest first."""
+        return surfaces.lane(await asyncio.to_thread(self.releases.list, scenario), self.recipe.surface)
 
     async def gate(self, scenario: str) -> Job:
         """Open a job that judges the head with the full evaluation."""
@@ -154,8 +160,8 @@ class Lane:
         quiet = self.clock.monotonic() - self._last_sample.get(scenario, self.clock.monotonic())
         if quiet < self.gate_idle_s or self._idle_gated.get(scenario) == head.release_id:
             return None
-        chain = await asyncio.to_thread(self.releases.list, scenario)
-        return await self.gate(scenario) if steps_since_gate(surfaces.lane(chain, self.recipe.surface)) else None
+        lane = await self._chain(scenario)
+        return await self.gate(scenario) if lane[0].release_id == head.release_id and steps_since_gate(lane) else None
 
     async def _open(
         self, scenario: str, head: Release, reports: list[Any], detail: Mapping[str, Any], content_id: str | None = None

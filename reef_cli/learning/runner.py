@@ -175,6 +175,8 @@ class Runner:
             await self._publishing.stage(candidate)
         try:
             verdict, full = await self._judge(job, candidate)
+            if verdict.outcome is Outcome.INCONCLUSIVE:
+                await self._publishing.reachable()  # answers that an engine owes are no verdict on the samples
         except BaseException:
             if staged:
                 await self._publishing.unstage(candidate)

@@ -3,12 +3,13 @@
 One pass over a scenario admits its new reports, drops what is too old, and opens a job when a batch is ready. Scenarios take
 turns: the one served longest ago goes first, so a busy scenario cannot starve a quiet one; so do the lanes of a scenario whose
 recipe is a composite. A scenario has one job at a time, so that no other job of it moves a head under a candidate that is being
-judged. Nothing here blocks the event loop, and nothing a client does waits for it.
+judged. While the engine is away no job starts: none could end well. Nothing here blocks the event loop, and nothing a client
+does waits for it.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reef_cli.core.clock import Clock
@@ -33,11 +34,20 @@ Place = tuple[str, str]
 
 
 class LearningWorker:
-    """Implements the port `LearningPort`; `run` is a task of the supervisor. `slots` jobs run at a time."""
+    """Implements the port `LearningPort`; `run` is a task of the supervisor. `slots` jobs run at a time. `away` says why the
+    engine cannot take new weights now, or None."""
 
     def __init__(
-        self, *, log: ExperienceLog, publishing: Publishing, lanes: Sequence[Lane], clock: Clock, slots: int = 1
+        self,
+        *,
+        log: ExperienceLog,
+        publishing: Publishing,
+        lanes: Sequence[Lane],
+        clock: Clock,
+        slots: int = 1,
+        away: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._away = away
         self._log = log
         self._publishing = publishing
         self._lanes = {lane.name: lane for lane in lanes}
@@ -65,6 +75,8 @@ class LearningWorker:
         states = {str(lane.recipe.surface): lane.state(scenario) for lane in self._lanes.values()}
         found = next((state for state in states.values() if state["job"]), None)
         found = found or max(states.values(), key=lambda state: bool(state["done"]))
+        if not found["job"] and found["done"] and (fault := self._away()):
+            found = {**found, "state": "waiting", "phase": fault}
         return found if len(states) == 1 else {**found, "surfaces": states}
 
     def eligibility(self, scenario: str, report_id: str) -> Mapping[str, str]:
@@ -86,6 +98,8 @@ class LearningWorker:
         """Open a job that judges the head of the first lane in full. Raises `JobOut` while another job runs."""
         if scenario in self._running:
             raise JobOut(f"A job of {scenario} is under way.", hint="Wait for it: `reef jobs list`.")
+        if fault := self._away():
+            raise EngineUnavailable("No job starts while the engine is away; try again.", why=fault)
         job = await next(iter(self._lanes.values())).gate(scenario)
         self._start(job)
         return job
@@ -154,7 +168,7 @@ class LearningWorker:
                     self._wake.set()
             if len(self._running) >= self._slots or scenario in self._running:
                 continue
-            if not self._log.scenarios.get(scenario).paused and self._opened(scenario):
+            if not self._log.scenarios.get(scenario).paused and self._opened(scenario) and not self._away():
                 await self._give_turn(scenario)
 
     async def _give_turn(self, scenario: str) -> None:

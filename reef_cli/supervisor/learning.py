@@ -91,7 +91,13 @@ def open_worker(stack: "Stack", suite: Suite | None) -> LearningWorker:
     for recipe in stack.members:
         check_recipe(recipe, stack.engine)
     lanes = [_lane(stack, recipe, suite) for recipe in stack.members]
-    return LearningWorker(log=stack.log, publishing=stack.publisher, lanes=lanes, clock=stack.clock)
+    return LearningWorker(
+        log=stack.log,
+        publishing=stack.publisher,
+        lanes=lanes,
+        clock=stack.clock,
+        away=lambda: stack.engine.away() if stack.engine else None,
+    )
 
 
 def check_recipes(members: Sequence[Recipe]) -> None:

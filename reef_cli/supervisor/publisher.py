@@ -152,8 +152,14 @@ class Publisher:
         elif candidate.pending and self._serving is not None and not self._is_served(candidate):
             await self._serving.unload(candidate)
 
+    async def reachable(self) -> None:
+        if self._serving is not None:
+            await self._serving.reachable()
+
     async def publish(self, scenario: str, draft: Draft, expected_head: ReleaseId) -> Release:
         async with self._lock(scenario):
+            if draft.surface is Surface.WEIGHTS:
+                await self.reachable()  # before the chain has a release that nobody could get
             release = await asyncio.to_thread(self._releases.publish, scenario, draft, expected_head)
             return await self._serve(release)
 
@@ -252,7 +258,8 @@ class Publisher:
                 raise  # a further one would fail as well; the head names what is served, and is followed when the engine can
             await self.note(release, "load_failed", {"reason": error.message})
             await self._compensate(release, error)
-            raise EngineError(
+            kind = EngineUnavailable if isinstance(error, EngineUnavailable) else EngineError
+            raise kind(
                 f"{release.release_id} could not be loaded and was rolled back.",
                 why=error.message,
                 hint="The old weights serve.",

@@ -52,10 +52,11 @@ class _Link:
     key: str | None
     name: str
     group: Any
+    device: torch.device
 
 
 class GroupCarrier:
-    """Broadcasts over a group of the trainer and all ranks of all engines: NCCL between GPUs, gloo between CPUs.
+    """Broadcasts over a group of the trainer and all ranks of all engines: NCCL between GPUs, gloo where one side has none.
 
     The group is kept for as long as pushes succeed.
     """
@@ -74,7 +75,8 @@ class GroupCarrier:
         urls = _urls(engines)
         sizes = [tensor_parallel(engine) for engine in engines]
         world, name = 1 + sum(sizes), f"reef-{new_id()}"
-        address, backend = own_address(urls[0]), "nccl" if self._device.type == "cuda" else "gloo"
+        device = torch.device("cpu") if any(map(_on_cpu, engines)) else self._device
+        address, backend = own_address(urls[0]), "nccl" if device.type == "cuda" else "gloo"
         store = listen(address, world, INIT_S)  # before any engine is told, so that none waits for nobody
         offsets = [1 + sum(sizes[:number]) for number in range(len(sizes))]
         bodies = [contract.join_group(address, store.port, world, name, backend, offset) for offset in offsets]
@@ -86,7 +88,7 @@ class GroupCarrier:
         except Exception:
             close_group(group)
             raise
-        self._link = _Link(urls, engines[0].key, name, group)
+        self._link = _Link(urls, engines[0].key, name, group, device)
 
     def send(self, engines: Engines, bucket: Bucket, applied: Callable[[], None]) -> None:
         assert self._link is not None
@@ -95,10 +97,10 @@ class GroupCarrier:
         answers = start_all(engines, "/update_weights_from_distributed", body, limit)
         if len(engines) > 1:
             applied()  # one may have all of it before another refuses
-        work = dist.broadcast(bucket.flat.to(self._device), group=self._link.group, group_src=0, async_op=True)
+        work = dist.broadcast(bucket.flat.to(self._link.device), group=self._link.group, group_src=0, async_op=True)
         _wait(work, engines, answers, limit)
         applied()  # an engine loads a bucket when it has all of it
-        if self._device.type == "cuda":
+        if self._link.device.type == "cuda":
             torch.cuda.synchronize()
         for answer in answers:
             answer.result(limit)
@@ -157,6 +159,12 @@ def tensor_parallel(engine: EngineHttp) -> int:
     if engine.ranks is None:
         engine.ranks = int(engine.get("/server_info", CONTROL_S).get("tp_size") or 1)
     return engine.ranks
+
+
+def _on_cpu(engine: EngineHttp) -> bool:
+    """Whether it runs without a GPU: the embedded engine always does."""
+    info = engine.get("/server_info", CONTROL_S)
+    return info.get("engine") == "embedded" or info.get("device") == "cpu"
 
 
 def patience(size: int) -> float:

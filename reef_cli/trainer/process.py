@@ -53,8 +53,8 @@ def join_group(cuda: bool) -> None:
     deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", timeout=GROUP_TIMEOUT, verbose=False)
 
 
-def join_alone(threads: int = 2) -> None:
-    """Make this process the only rank of a group, for scripts and tests that train in-process on the CPU.
+def join_alone(threads: int = 2, cuda: bool = False) -> None:
+    """Make this process the only rank of a group, for scripts and tests that train in-process.
 
     Once per process: DeepSpeed remembers the first group for ever, so it is kept until the process ends.
     """
@@ -64,5 +64,5 @@ def join_alone(threads: int = 2) -> None:
 
     if dist.is_initialized():
         return
-    os.environ.update(rank_environment(os.environ, rank=0, world_size=1, port=free_port(), threads=threads, cuda=False))
-    join_group(cuda=False)
+    os.environ.update(rank_environment(os.environ, rank=0, world_size=1, port=free_port(), threads=threads, cuda=cuda))
+    join_group(cuda)

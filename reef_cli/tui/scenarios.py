@@ -9,7 +9,7 @@ from reef_cli.tui.curve import sparkline
 from reef_cli.tui.facts import ScenarioRow
 from reef_cli.tui.rows_table import RowsTable
 
-_STYLES = {"idle": "dim", "collecting": "cyan", "failed": "red"}
+_STYLES = {"idle": "dim", "collecting": "cyan", "waiting": "yellow", "failed": "red"}
 
 
 class ScenariosTable(RowsTable):

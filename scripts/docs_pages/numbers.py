@@ -27,7 +27,7 @@ def table(folder: Path) -> str:
 def _where(result: Mapping[str, Any]) -> tuple[str, str]:
     machine = result.get("machine")
     nested = machine if isinstance(machine, Mapping) else {}
-    cores = nested.get("cores") or result.get("cpus")
+    cores = nested.get("cores") or nested.get("cpus") or result.get("cpus")
     load = result.get("load", result.get("load_before", nested.get("load", nested.get("load_average"))))
     load = load[0] if isinstance(load, list) else str(load).split()[0] if load is not None else None
     commit = str(result.get("commit") or nested.get("commit") or "")
@@ -130,6 +130,23 @@ def _step(result: Any) -> Iterator[Row]:
         f"a LoRA step over {result['samples']} samples of mixed lengths, padded and packed",
         f"{padded['tokens_per_s']:.0f} and {packed['tokens_per_s']:.0f} tokens/s",
     )
+
+
+def _gpu(result: Any) -> Iterator[Row]:
+    on = result.get("gpu", "the CPU, in place of a GPU")
+    steps = {method: row for method, row in result["steps"].items() if method != "failed"}
+    for method, row in steps.items():
+        words = {"lora": "a LoRA step", "full": "a step of all weights"}[method]
+        yield f"{words} on {on}", f"{row['tokens_per_s']:.0f} tokens/s"
+    for transport, row in result["pushes"].items():
+        if transport != "failed":
+            seconds = sum(value for name, value in row.items() if name.endswith("_seconds"))
+            yield f"all weights ({row['bytes'] / 1e6:.0f} MB) pushed from {on}: {transport}", f"{seconds:.2f} s"
+    if "failed" not in result["handles"]:
+        yield (
+            f"the same handed to another process on {on}",
+            f"written {result['handles']['write_s']:.3f} s, read {result['handles']['read_s']:.3f} s",
+        )
 
 
 def _canary(result: Any) -> Iterator[Row]:
@@ -235,6 +252,7 @@ KNOWN: Mapping[str, Callable[[Any], Iterator[Row]]] = {
     "gate": _gate,
     "push": _push,
     "step": _step,
+    "gpu": _gpu,
     "canary": _canary,
     "two_scenarios": _two_scenarios,
     "harness_evolve": _harness_evolve,

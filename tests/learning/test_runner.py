@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reef_cli.core.errors import HeadMoved
+from reef_cli.core.errors import EngineUnavailable, HeadMoved
 from reef_cli.core.types import Cadence, Draft, JobState, Operation, Outcome, Release, Surface, Verdict
 from reef_cli.learning.cadence import Policy
 from tests.learning.world import SCENARIO, Adapters, World
@@ -336,3 +336,57 @@ async def test_a_harness_beside_the_weights_changes_nothing_of_a_step(world: Wor
     assert world.publisher.served(SCENARIO) == second and second.evidence["harness"] == harness.content_id
     assert world.publisher.served(SCENARIO, Surface.HARNESS) == harness
     assert [release.release_id.split("-")[0] for release in (first, second)] == ["r2", "r3"]
+
+
+async def test_no_step_starts_while_the_engine_is_away(world: World) -> None:
+    world.serving = Adapters(away=True)
+    world.publisher._serving = world.serving  # type: ignore[assignment]
+    await world.exchange()
+    await world.exchange()
+    await world.step()
+    state = world.worker.state(SCENARIO)
+    assert world.jobs() == [] and (state["state"], state["done"]) == ("waiting", 2)
+    assert state["phase"] == "the engine is away"
+    with pytest.raises(EngineUnavailable, match="while the engine is away"):
+        await world.worker.request_gate(SCENARIO)
+    world.serving.away = False
+    assert world.worker.state(SCENARIO)["state"] == "collecting"
+    await world.step()
+    assert [job[0] for job in world.jobs()] == ["settled"] and world.publisher.served(SCENARIO).step == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SELECT, Outcome.INCONCLUSIVE])
+async def test_a_step_whose_engine_leaves_says_so_and_is_taken_again(world: World, outcome: Outcome) -> None:
+    """Also when the gate came to no verdict because the answers it waited for never came."""
+    world.serving = serving = Adapters()
+    world.publisher._serving = serving  # type: ignore[assignment]
+    judge, gate = world.judge, world.judge.gate
+
+    async def leaving(*arguments: Any) -> Verdict:
+        serving.away = True
+        return await gate(*arguments)
+
+    judge.gates = [outcome]
+    judge.gate = leaving  # type: ignore[method-assign]
+    await world.exchange()
+    await world.exchange()
+    await world.step()
+    ((state, _, reason),) = world.jobs()
+    assert state == "failed" and str(reason).startswith("engine_unavailable"), reason
+    assert world.states() == ["queued", "queued"] and len(world.releases.list(SCENARIO)) == 1
+    judge.gate, serving.away = gate, False  # type: ignore[method-assign]
+    await world.step()
+    assert [job[0] for job in world.jobs()] == ["failed", "settled"] and world.states() == ["consumed", "consumed"]
+
+
+async def test_no_step_starts_from_what_the_chain_has_left(world: World) -> None:
+    """Another process moved the head, or the engine was away when it did; the step would only lose the race for it."""
+    await world.exchange()
+    await world.exchange()
+    served = world.publisher.served(SCENARIO)
+    world.releases.rollback(SCENARIO, served.release_id, served.release_id, "somebody")
+    await world.step()
+    assert world.jobs() == [] and world.states() == ["queued", "queued"]
+    await world.publisher.follow(SCENARIO)
+    await world.step()
+    assert [job[0] for job in world.jobs()] == ["settled"]

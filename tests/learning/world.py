@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reef_cli.core.clock import SystemClock
-from reef_cli.core.errors import TrainerError
+from reef_cli.core.errors import EngineUnavailable, TrainerError
 from reef_cli.core.ids import RecordId, new_id
 from reef_cli.core.ports import Reference, TrainerProgress
 from reef_cli.core.types import (
@@ -137,6 +137,11 @@ class Adapters:
     """The serving half of an engine: which releases are loaded."""
 
     loaded: set[str] = field(default_factory=set)
+    away: bool = False
+
+    async def reachable(self) -> None:
+        if self.away:
+            raise EngineUnavailable("the engine is away")
 
     async def load(self, release: Release, directory: Path | None) -> None:
         assert directory is not None or release.kind == "base"
@@ -204,7 +209,8 @@ class World:
             tools=self.tools or Tools(),
             gate_idle_s=0.0,
         )
-        self.worker = LearningWorker(log=self.log, publishing=self.publisher, lanes=[self.lane], clock=clock)
+        away = lambda: "the engine is away" if self.serving is not None and self.serving.away else None  # noqa: E731
+        self.worker = LearningWorker(log=self.log, publishing=self.publisher, lanes=[self.lane], clock=clock, away=away)
         await self.log.scenarios.ensure(SCENARIO, "plain")
         await self.publisher.open(SCENARIO)
         return self

@@ -21,10 +21,10 @@ class Engine(Adapters):
     """An engine that can refuse what comes from training."""
 
     full = False
-    away = False
+    leaving = False
 
     async def load(self, release: Release, directory: Path | None) -> None:
-        if self.away:
+        if self.away or self.leaving:
             raise EngineUnavailable("the engine is away")
         if self.full and release.operation is Operation.TRAINING:
             raise EngineError("no room for another adapter")
@@ -91,7 +91,7 @@ async def test_a_release_that_cannot_be_loaded_is_taken_back_in_the_chain(settin
 async def test_an_engine_that_is_away_gets_one_way_back_however_often_it_is_tried(setting: Setting) -> None:
     """Each look at the head used to add a rollback, one every two seconds until the engine came again."""
     good = await setting.publish()
-    setting.engine.away = True
+    setting.engine.leaving = True
     with pytest.raises(EngineUnavailable):
         await setting.publish()
     head, known = setting.releases.head(SCENARIO), len(setting.releases.list(SCENARIO))
@@ -100,8 +100,35 @@ async def test_an_engine_that_is_away_gets_one_way_back_however_often_it_is_trie
         with pytest.raises(EngineUnavailable):
             await setting.publisher.follow(SCENARIO)
     assert setting.publisher.served(SCENARIO) == good and len(setting.releases.list(SCENARIO)) == known
-    setting.engine.away = False
+    setting.engine.leaving = False
     assert await setting.publisher.follow(SCENARIO) == head == setting.releases.head(SCENARIO)
+
+
+async def test_nothing_is_published_while_the_engine_is_away(setting: Setting) -> None:
+    good = await setting.publish()
+    setting.engine.away = True
+    with pytest.raises(EngineUnavailable, match="away"):
+        await setting.publish()
+    assert setting.releases.head(SCENARIO) == good == setting.publisher.served(SCENARIO)
+    setting.engine.away = False
+    assert (await setting.publish()).parent_release_id == good.release_id
+
+
+async def test_a_load_that_meets_no_engine_says_so(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = await setting.publish()
+    load, calls = setting.publisher._bring, list[Release]()
+    assert load is not None
+
+    async def once(release: Release, directory: Path | None) -> None:
+        calls.append(release)
+        if len(calls) == 1:
+            raise EngineUnavailable("it went")
+        await load(release, directory)
+
+    monkeypatch.setattr(setting.publisher, "_bring", once)
+    with pytest.raises(EngineUnavailable, match="rolled back"):
+        await setting.publish()
+    assert setting.publisher.served(SCENARIO).content_id == good.content_id
 
 
 async def test_a_stale_publisher_loses_and_nothing_changes(setting: Setting) -> None:

@@ -245,6 +245,16 @@ def test_memory_that_both_reach_carries_the_same_weights(engine: Live, pusher: P
     assert checksum(engine) == wanted and receipt["buckets"] > 3 and version(engine) == "s@r2-00000001"
 
 
+def test_a_trainer_on_a_gpu_reaches_an_engine_without_one(engine: Live, model: Path, tmp_path: Path) -> None:
+    """NCCL would need a GPU on both sides; the trainer asked for it whatever the engine ran on."""
+    pusher = Pusher(model, torch.device("cuda"), bucket_bytes=20_000)
+    try:
+        assert pusher.push(command(engine, moved(tmp_path / "new", model, 0.5), "s@r1-00000001"))["buckets"] > 3
+        assert version(engine) == "s@r1-00000001"
+    finally:
+        pusher.close()
+
+
 def test_payloads_build_nothing_but_tensors(engine: Live) -> None:
     class Evil:
         def __reduce__(self) -> Any:
