@@ -21,16 +21,50 @@ def draw_evidence(evidence: Any, *, samples: int = _SAMPLES) -> None:
     """The numbers behind a decision; what no gate made is listed as it is."""
     if not isinstance(evidence, Mapping) or not evidence:
         return
-    output.pairs(_facts(evidence))
-    rows = [row for row in evidence.get("samples") or () if isinstance(row, Mapping)]
+    judged = _judged(evidence)
+    output.pairs([*_facts(judged), *_job(evidence)])
+    metrics = evidence.get("metrics")
+    if isinstance(metrics, Mapping) and metrics:
+        print()
+        output.pairs((str(name), figure(value)) for name, value in sorted(metrics.items()))
+    rows = [row for row in judged.get("samples") or () if isinstance(row, Mapping)]
     for row in rows[:samples]:
         print()
         draw_sample(row)
 
 
+def _judged(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the gate said. A job's release holds it inside, beside what the job adds."""
+    verdict = evidence.get("verdict")
+    inner = verdict.get("evidence") if isinstance(verdict, Mapping) else None
+    return {"reason": evidence.get("reason"), **inner} if isinstance(inner, Mapping) else evidence
+
+
+def _job(evidence: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """What a job adds to its verdict."""
+    if not isinstance(evidence.get("verdict"), Mapping):
+        return
+    for name in ("recipe", "harness"):
+        if isinstance(evidence.get(name), str):
+            yield name, evidence[name]
+    if consumed := evidence.get("consumed"):
+        yield "learned from", f"{len(consumed)} {'report' if len(consumed) == 1 else 'reports'}"
+
+
+def figure(value: object) -> object:
+    """A value in few characters: numbers to four digits, counts by what was counted, lists by their items."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {figure(count)}" for key, count in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(str(figure(one)) for one in value)
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
 def _facts(evidence: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     if "candidate_mean" not in evidence:
-        yield from ((name, value) for name, value in evidence.items() if name != "samples")
+        yield from (
+            (name, figure(value)) for name, value in evidence.items() if name != "samples" and value not in ("", [], {})
+        )
         return
     interval, suite = evidence.get("interval") or {}, evidence.get("suite") or {}
     number = output.number

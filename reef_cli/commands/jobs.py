@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from reef_cli.commands import output
+from reef_cli.commands.evidence import figure
 from reef_cli.commands.shell import Scenario, Shell, items, new_app, scenario_path, with_shell
 from reef_cli.core.errors import GateRefused, JobNotFound, ReefError, UnavailableError
 
@@ -137,18 +138,11 @@ def _draw(job: dict[str, Any]) -> None:
     metrics = detail.pop("metrics", None)
     output.pairs(sorted(detail.items()))
     if isinstance(metrics, dict):
-        output.pairs([(name, _figure(value)) for name, value in sorted(metrics.items())])
+        output.pairs([(name, figure(value)) for name, value in sorted(metrics.items())])
 
 
 def _own(detail: object, told: Mapping[str, Any]) -> str:
     """What a transition says beyond the job's own facts, which follow line by line."""
     if not isinstance(detail, dict):
         return str(detail or "")
-    return ", ".join(f"{key} {_figure(value)}" for key, value in detail.items() if value and told.get(key) != value)
-
-
-def _figure(value: object) -> object:
-    """A metric in few characters: numbers to four digits, counts by what was counted."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_figure(count)}" for key, count in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else value
+    return ", ".join(f"{key} {figure(value)}" for key, value in detail.items() if value and told.get(key) != value)

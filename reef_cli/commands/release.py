@@ -269,7 +269,7 @@ def _each(draw: Callable[[Row], None], rows: Iterable[Row]) -> None:
 
 def _tell(row: Row) -> None:
     state = " (in force)" if row.get("current") else " (held)" if row.get("pending") else ""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(row.get("recorded_at") or 0)))
+    at = _date(float(row.get("recorded_at") or 0))
     print(f"release {row['release_id']}{state}")
     output.pairs(
         [
@@ -284,10 +284,21 @@ def _tell(row: Row) -> None:
 
 
 def _draw(row: Row) -> None:
-    output.pairs((name, value) for name, value in row.items() if name != "evidence" and value not in ("", None))
+    output.pairs((name, _fact(name, value)) for name, value in row.items() if name != "evidence" and value not in ("", None))
     print()
     draw_evidence(row.get("evidence"))
     print()
+
+
+def _fact(name: str, value: object) -> object:
+    """A fact of a release as a person reads it."""
+    if name == "recorded_at" and isinstance(value, int | float):
+        return f"{_date(value)}, {output.age(value)} ago"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _draw_any(answer: Any) -> None:

@@ -44,5 +44,5 @@ class Reef:
 
 
 def shell_at(cwd: Path, **env: str) -> Reef:
-    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
     return Reef(cwd, {**kept, "HOME": str(cwd), **env})

@@ -73,6 +73,16 @@ VERDICT = {
 }  # fmt: skip
 
 
+BY_A_JOB = {
+    "metrics": {"policy_loss": 0.123456, "lag_histogram": {"0": 8}},
+    "verdict": {"outcome": "select", "evidence": {name: value for name, value in VERDICT.items() if name != "reason"}},
+    "reason": VERDICT["reason"],
+    "recipe": "sao",
+    "consumed": ["a", "b"],
+}
+"""Evidence as `learning.runner` writes it."""
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home whose chain has r0, r1 at the head, and two held candidates; no server runs."""
@@ -89,7 +99,7 @@ def home(tmp_path: Path) -> Path:
         (files / "prompt.md").write_text(f"be brief\nprompt {number}\n")
         (files / "data.bin").write_bytes(bytes([0, number]) * 200_000)
         artifact = service.store(files, "harness")
-        evidence = VERDICT if hold else {"reason": f"try {number}"}
+        evidence = BY_A_JOB if hold else {"reason": f"try {number}"}
         draft = Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, "test", evidence)
         if hold:
             service.hold("default", draft, head.release_id)
@@ -223,11 +233,16 @@ def test_a_review_shows_all_there_is_to_decide_by(shell: Reef, home: Path) -> No
         "q7: Really?",
         "  current, score 0.000:",
         "    yes, of course",
+        "learned from\t2 reports",
+        "policy_loss\t0.1235",
+        "lag_histogram\t0: 8",
         "-prompt 1",
         "+prompt 2",
     ):
         assert line in done.out.splitlines(), line
     rows = shell("release", "list", "--json").json["releases"]
+    shown = shell("release", "show", rows[0]["release_id"]).out
+    assert "{" not in shown and "pending\tyes" in shown and "difference\t0.200 [0.050, 0.350]" in shown
     assert f"reef release promote {rows[1]['release_id']}" in done.err, "the oldest first"
     found = shell("release", "review", "--json").json["pending"]
     assert [row["release_id"] for row in found] == [rows[1]["release_id"], rows[0]["release_id"]]
