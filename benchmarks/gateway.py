@@ -5,7 +5,8 @@ one core, the stub provider and the clients on another; each case is measured in
 medians are kept, and the round with the least CPU. CPU is the server process's own. `reef` records with `durability: process`,
 `reef_power` and reef-infra sync each record to disk before they answer. On a busy machine wall times wander, CPU rises; trust
 the ratios within one run. `direct` are the clients at the provider itself: a client that the system did not run for two
-milliseconds finds two chunks whatever stands between.
+milliseconds finds two chunks whatever stands between. `raw` passes bytes on and knows nothing of them: what it takes for a
+chunk is the system's and the event loop's.
 """
 
 import argparse
@@ -61,7 +62,7 @@ CASES = (
     Case("100 KB, 1 connection", size=102_400, connections=1),
     Case("100 KB, 16 connections", size=102_400),
     Case(f"stream of {CHUNKS} chunks, 1 connection", connections=1, stream=True),
-    Case(f"stream of {CHUNKS} chunks, 16 connections", stream=True),
+    Case(f"stream of {CHUNKS} chunks, 16 connections", stream=True, arms=("reef", "plain", "raw", "reef_infra")),
     Case(
         f"stream of {CHUNKS} chunks {1e3 * GAP_S:g} ms apart, 1 connection",
         connections=1,
@@ -85,6 +86,7 @@ def run(seconds: float, rounds: int, rows: int, with_infra: bool) -> dict[str, A
             "reef": stack.enter_context(servers.reef(url, core)),
             "reef_power": stack.enter_context(servers.reef(url, core, "power")),
             "plain": stack.enter_context(servers.plain(url, core)),
+            "raw": stack.enter_context(servers.raw(url, core)),
         }
         left_out = {}
         try:

@@ -90,6 +90,16 @@ def plain(url: str, core: int) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def raw(url: str, core: int) -> Iterator[Server]:
+    """The relay of bytes; without a request of its own there is no readiness to wait for."""
+    started = time.perf_counter()
+    with running([sys.executable, "-m", "benchmarks.raw_relay", url], core, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        yield Server(child.pid, port, round(time.perf_counter() - started, 3), cpu_seconds(child.pid), rss_mb(child.pid))
+
+
+@contextlib.contextmanager
 def infra(url: str, core: int) -> Iterator[Server]:
     """reef-infra, recording each request with a full sync. Raises `Unavailable`."""
     python = _infra_python()
