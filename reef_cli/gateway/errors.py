@@ -7,7 +7,6 @@ and status digits that agents take for a passing trouble, passing ones always ca
 
 import math
 import re
-import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from reef_cli.core.errors import (
     ReefError,
     RouteNotFound,
 )
+from reef_cli.core.ids import random_hex
 from reef_cli.core.types import Dialect
 
 ErrorDialect = Literal["openai", "anthropic", "reef"]
@@ -71,7 +71,7 @@ _LETTERS = str.maketrans("0123456789", "ghijkmnpqr")
 
 def new_request_id() -> str:
     """An id of letters only: agents search error texts for status digits, and an id must not look like one."""
-    return "req_" + secrets.token_hex(12).translate(_LETTERS)
+    return "req_" + random_hex(24).translate(_LETTERS)
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
