@@ -141,7 +141,10 @@ def test_episodes_are_kept_and_linked_to_their_records(server: Server) -> None:
         assert [item["receipt"] for item in told["receipts"]] == [record["id"]] and told["outcome"] == "ran"
         assert list(kept.glob("trajectory/sessions/*.jsonl")) and record["session"] == record["tags"]["trial"]
     sides = {record["tags"]["harness"] for record in trials}
-    assert sides == {job[side] for job in jobs(server, "s1") for side in ("release_id", "base_release_id")}
+    assert sides == {job[side] for job in jobs(server, "s1") for side in ("candidate_id", "base_release_id")}
+    assert [job["release_id"] for job in jobs(server, "s1")] == [None, server.releases("s1")[0]["release_id"]], (
+        "the rejected one made none"
+    )
     client = server.client(**{"x-reef-scenario": "s1"})
     told = client.post("/reef/report", json={"score": 0, "feedback": SING, "references": [trials[0]["id"]]})
     assert told.status_code == 200

@@ -20,15 +20,17 @@ from reef_cli.gateway.lookup import path_scenario
 
 _COLUMNS = (
     *("id", "scenario", "recipe", "state", "outcome", "reason", "base_release_id", "release_id", "content_id"),
-    *("created_at", "updated_at", "attempt", "detail"),
+    *("created_at", "updated_at", "attempt", "detail", "candidate_id"),
 )
 _ENDED = ("settled", "failed")
 _MADE = (
-    "CASE WHEN state NOT IN ('settled', 'failed') OR EXISTS"
-    " (SELECT 1 FROM job_events e WHERE e.job_id = jobs.id AND e.state = 'publishing') THEN release_id END"
+    "CASE WHEN state NOT IN ('settled', 'failed')"
+    " OR (state = 'settled' AND outcome IN ('select', 'hold') AND NOT coalesce(json_extract(detail, '$.gate_only'), 0))"
+    " OR EXISTS (SELECT 1 FROM job_events e WHERE e.job_id = jobs.id AND e.state = 'publishing') THEN release_id END"
 )
-"""A job has the id of its release from the start; one that ended without publishing made none."""
-_FIELDS = ", ".join(_MADE if name == "release_id" else name for name in _COLUMNS)
+"""A job has the id of its release from the start, and its trials are tagged with it (`candidate_id`); one that ended without
+publishing or holding it made none."""
+_FIELDS = ", ".join({"release_id": _MADE, "candidate_id": "release_id"}.get(name, name) for name in _COLUMNS)
 
 
 async def list_jobs(request: web.Request) -> web.Response:
