@@ -127,7 +127,10 @@ class Flight:
 
     def _run(self, engine: Running, body: Mapping[str, Any]) -> None:
         headers = _bearer(engine.launch.api_key)
-        with httpx.stream("POST", f"{engine.url}/generate", json=dict(body), headers=headers, timeout=LIMIT_S) as reply:
+        with (
+            suppress(httpx.TransportError),  # an engine that ended answers no more, which `meta` tells
+            httpx.stream("POST", f"{engine.url}/generate", json=dict(body), headers=headers, timeout=LIMIT_S) as reply,
+        ):
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
                     self.last = orjson.loads(line[6:])
