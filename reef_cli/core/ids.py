@@ -6,7 +6,6 @@ appended to instead of split. Within one process ids are strictly increasing, al
 
 import os
 import re
-import secrets
 import threading
 import time
 from typing import NewType
@@ -72,7 +71,7 @@ def random_hex(digits: int) -> str:
 
 def new_release_id(step: int) -> ReleaseId:
     """`r<step>-<8 hex>`: readable, unique, and sorted by eye; `step` counts the releases before it in the chain."""
-    return ReleaseId(f"r{step}-{secrets.token_hex(4)}")
+    return ReleaseId(f"r{step}-{random_hex(8)}")
 
 
 def release_step(release_id: str) -> int | None:
