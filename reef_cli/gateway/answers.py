@@ -4,18 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from reef_cli.core.types import Release
+from reef_cli.gateway.http import Response
 
 
-def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer; dataclasses and enums become objects and strings, NaN becomes null."""
-    return web.Response(
+    return Response(
         status=status,
         body=orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=_plain),
         content_type="application/json",
-        headers=headers,
+        headers=headers or (),
     )
 
 

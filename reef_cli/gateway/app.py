@@ -1,7 +1,7 @@
 """The HTTP application: all routes under one edge, and the helper that puts it on a socket and takes it off again.
 
-`build_app(deps)` is everything but the socket, which is what tests use. `serve` binds, `Server.drain` lets running requests
-finish while new ones get 503, `Server.close` ends. Knows no route by name; each module brings its own table.
+`build_app(deps)` is everything but the socket. `serve` binds, `Server.drain` lets running requests finish while new ones get
+503, `Server.close` ends. Knows no route by name; each module brings its own table.
 """
 
 import asyncio
@@ -9,69 +9,33 @@ import contextlib
 import errno
 import signal
 import socket
-import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aiohttp import web
-
-from reef_cli.core.errors import AlreadyRunning, ConfigError
-from reef_cli.gateway import wire
+from reef_cli.core.errors import AlreadyRunning, ConfigError, InvalidRequest
 from reef_cli.gateway.cors import allowing
-from reef_cli.gateway.deps import DEPS, Deps, Route
-from reef_cli.gateway.edge import RATE, edge
-from reef_cli.gateway.limits import RateLimit
+from reef_cli.gateway.deps import Deps
+from reef_cli.gateway.edge import Edge
+from reef_cli.gateway.errors import error_response, new_request_id
+from reef_cli.gateway.http import Listener, Response
 from reef_cli.gateway.owner import port_owner
-from reef_cli.gateway.router import TolerantRouter
+from reef_cli.gateway.router import Router
 from reef_cli.gateway.routes import all_routes
 
 
-def build_app(deps: Deps) -> web.Application:
+def build_app(deps: Deps) -> Edge:
     """The application over given collaborators; it owns none of them and closes none."""
-    handler_args = {
-        # Bodies are decompressed by `gateway.bodies`, which bounds what comes out.
-        "auto_decompress": False,
-        # When a client leaves, its handler is cancelled at once, and with it the call upstream.
-        "handler_cancellation": True,
-        "access_log": None,
-    }
-    with warnings.catch_warnings():
-        # A router of one's own is the only public way to match a cleaned path; aiohttp 3 warns, and still supports it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        app = web.Application(
-            router=TolerantRouter(),
-            middlewares=[edge],
-            client_max_size=deps.settings.body_limit_bytes,
-            handler_args=handler_args,
-        )
-    app[DEPS] = deps
-    if deps.settings.rate_per_s is not None:
-        app[RATE] = RateLimit(deps.settings.rate_per_s)
-    if deps.settings.cors_origins:
-        app.on_response_prepare.append(allowing(frozenset(deps.settings.cors_origins)))
-    mount(app, (*all_routes(), *deps.extra_routes))
-    return app
-
-
-def mount(app: web.Application, routes: Iterable[Route]) -> None:
-    """Add rows of `(method, path, handler)`."""
-    for method, path, handler in routes:
-        if method == "GET":
-            route = app.router.add_get(path, handler, allow_head=True)
-        else:
-            route = app.router.add_route(method, path, handler)
-        if isinstance(app.router, TolerantRouter):
-            app.router.know(route)
+    return Edge(deps, Router((*all_routes(), *deps.extra_routes)))
 
 
 @dataclass(slots=True)
 class Server:
     """A listening application."""
 
-    runner: web.AppRunner
+    listener: Listener
     deps: Deps
     host: str
     port: int
+    shutdown_timeout_s: float
 
     @property
     def url(self) -> str:
@@ -88,23 +52,26 @@ class Server:
         self.deps.draining.start()
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        await self.runner.cleanup()
+        await self.listener.close(self.shutdown_timeout_s)
 
 
-async def serve(app: web.Application, host: str, port: int, *, shutdown_timeout_s: float = 5.0) -> Server:
+async def serve(app: Edge, host: str, port: int, *, shutdown_timeout_s: float = 5.0) -> Server:
     """Listen. Port 0 takes a free one. `AlreadyRunning` names who has the port; `ConfigError` for an address that cannot be."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_timeout_s, logger=wire.logger)
-    await runner.setup()
+    deps = app.deps
+    origins = frozenset(deps.settings.cors_origins)
+    listener = Listener(app, _malformed, allowing(origins) if origins else None)
     try:
-        await web.TCPSite(runner, host, port, backlog=1024).start()
+        bound = await listener.start(host, port)
     except OSError as error:
-        await runner.cleanup()
         raise _bind_error(error, host, port) from error
-    deps = app[DEPS]
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         # Only the main thread of a Unix process can take the signal; elsewhere the file is still looked at every second.
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, deps.tokens.reload)
-    return Server(runner, deps, host, int(runner.addresses[0][1]))
+    return Server(listener, deps, host, bound, shutdown_timeout_s)
+
+
+def _malformed(text: str) -> Response:
+    return error_response("reef", InvalidRequest(text), new_request_id())
 
 
 def _bind_error(error: OSError, host: str, port: int) -> AlreadyRunning | ConfigError:

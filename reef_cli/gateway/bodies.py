@@ -9,20 +9,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from reef_cli.core.errors import BodyTooLarge, InvalidRequest
+from reef_cli.gateway.http import Request
 
 _WINDOW = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-async def read_body(request: web.Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """The body, decompressed; `BodyTooLarge` over `limit` bytes, `InvalidRequest` for an encoding that cannot be undone."""
-    if request.content_length is not None and request.content_length > limit:
+    if request.body.length is not None and request.body.length > limit:
         raise too_large(limit)
     chunks = []
     size = 0
-    while chunk := await request.content.readany():
+    while chunk := await request.body.chunk():
         size += len(chunk)
         if size > limit:
             raise too_large(limit)
@@ -83,7 +83,7 @@ def _names_no_number(error: orjson.JSONDecodeError) -> bool:
     return error.doc[error.pos :].lstrip("+-").startswith(("NaN", "nan", "Inf", "inf"))
 
 
-async def read_object(request: web.Request, limit: int) -> dict[str, Any]:
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
     """`read_body` and `parse_object` in one."""
     return parse_object(await read_body(request, limit))
 
@@ -133,7 +133,7 @@ def kind_of(value: object) -> str:
     return "an array" if isinstance(value, list) else "an object"
 
 
-def int_query(request: web.Request, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
+def int_query(request: Request, name: str, default: int, *, least: int = 0, most: int | None = None) -> int:
     """An integer query parameter within bounds, or `InvalidRequest`."""
     text = request.query.get(name)
     if text is None:

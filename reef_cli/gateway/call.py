@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.errors import InvalidRequest, UnsupportedField
 from reef_cli.core.types import Dialect, Release
 from reef_cli.gateway import dialects
@@ -21,6 +19,7 @@ from reef_cli.gateway.context import (
 )
 from reef_cli.gateway.deps import Deps, deps_of
 from reef_cli.gateway.dialects.canonical import Envelope
+from reef_cli.gateway.http import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Call:
     `session` is what routing keeps together: the session named, the one continued, or else the request itself.
     """
 
-    request: web.Request
+    request: Request
     deps: Deps
     context: RequestContext
     dialect: Dialect
@@ -78,7 +77,7 @@ class Call:
         )
 
 
-async def open_call(request: web.Request, dialect: Dialect) -> Call:
+async def open_call(request: Request, dialect: Dialect) -> Call:
     """Read and parse the body, then resolve scenario and release; a bad body resolves, creates and stores nothing."""
     deps = deps_of(request)
     raw = await read_body(request, deps.settings.body_limit_bytes)

@@ -1,6 +1,6 @@
 """What a request is about: who asks, for which scenario and session, pinned to which release, under which receipt.
 
-The application's middleware has authenticated before any handler runs and left a `Facts` on the request. An inference
+The application's edge has authenticated before any handler runs and left a `Facts` on the request. An inference
 handler parses its body first and then calls `open_context(request, body)`, so that a bad body creates no scenario:
 the call resolves the scenario and, unless creation is switched off, creates it on first use. `read_context` does the
 same without ever creating. Neither reads the body.
@@ -13,13 +13,13 @@ from typing import Any
 from urllib.parse import unquote
 
 import orjson
-from aiohttp import web
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict
 
 from reef_cli.core.errors import Forbidden, InvalidRequest, InvalidScenario, ScenarioNotFound
 from reef_cli.core.ids import RecordId, ReleaseId, new_id, release_step, valid_scenario
 from reef_cli.gateway.auth import Principal
 from reef_cli.gateway.deps import deps_of
+from reef_cli.gateway.http import Request
 
 SCENARIO_HEADER = "x-reef-scenario"
 RELEASE_HEADER = "x-reef-release-id"
@@ -81,26 +81,19 @@ class RequestContext:
         self.facts.left_out = tuple(dict.fromkeys(_unprintable.sub("?", name)[:_HINT_LIMIT] for name in names))[:_MOST_HINTS]
 
 
-_FACTS: Any = web.RequestKey("reef_facts", Facts) if hasattr(web, "RequestKey") else "reef_facts"
-
-
-def set_facts(request: web.Request, facts: Facts) -> None:
-    request[_FACTS] = facts
-
-
-def facts_of(request: web.Request) -> Facts:
+def facts_of(request: Request) -> Facts:
     """The middleware's facts; every request that reached a handler has them."""
-    facts: Facts = request[_FACTS]
+    facts: Facts = request.facts
     return facts
 
 
-def principal_of(request: web.Request) -> Principal:
+def principal_of(request: Request) -> Principal:
     principal = facts_of(request).principal
     assert principal is not None, "the authentication middleware runs before every handler that asks"
     return principal
 
 
-def author_of(request: web.Request) -> str:
+def author_of(request: Request) -> str:
     """Who moved a release, as the chain records it: the caller's token digest, never the token."""
     return f"user:{principal_of(request).name}"
 
@@ -143,7 +136,7 @@ def _session_of_user(user_id: Any) -> str | None:
     return session if mark and session else None
 
 
-def tags_from(headers: CIMultiDictProxy[str]) -> dict[str, str]:
+def tags_from(headers: CIMultiDict[str]) -> dict[str, str]:
     """`x-reef-tag-<name>: value` headers as `{name: value}`; names in lower case, empty names and values dropped."""
     tags = {}
     for name, value in headers.items():
@@ -153,12 +146,12 @@ def tags_from(headers: CIMultiDictProxy[str]) -> dict[str, str]:
     return tags
 
 
-def named_scenario(request: web.Request) -> str | None:
+def named_scenario(request: Request) -> str | None:
     """The scenario a request names by path, header or bound token; None when it names none.
 
     Raises `InvalidScenario` for a blank or malformed name or two that differ, `Forbidden` when the token is bound to another.
     """
-    path = request.raw_path.partition("?")[0]
+    path = request.path
     by_path = split_scenario_path(path)[0] if path.startswith(("/s/", "//")) else None
     by_header = request.headers.get(SCENARIO_HEADER)
     named = [name.strip() for name in (by_path, by_header) if name is not None]
@@ -184,7 +177,7 @@ def check_scenario(name: str) -> str:
     return name
 
 
-def scenario_of(request: web.Request) -> str:
+def scenario_of(request: Request) -> str:
     """The scenario named, or the configured default; `InvalidScenario` when neither is there."""
     name = named_scenario(request) or deps_of(request).settings.default_scenario
     if name is None:
@@ -210,7 +203,7 @@ def captures(headers: Mapping[str, str]) -> bool:
     return value == "on"
 
 
-async def ensure_scenario(request: web.Request, scenario: str) -> None:
+async def ensure_scenario(request: Request, scenario: str) -> None:
     """Create the scenario on first use; `ScenarioNotFound` when that is switched off."""
     deps = deps_of(request)
     if deps.log.scenarios.find(scenario) is not None:
@@ -222,7 +215,7 @@ async def ensure_scenario(request: web.Request, scenario: str) -> None:
     await create_scenario(request, scenario)
 
 
-async def create_scenario(request: web.Request, scenario: str) -> None:
+async def create_scenario(request: Request, scenario: str) -> None:
     """Make a scenario everywhere; idempotent."""
     deps = deps_of(request)
     if deps.create_scenario is not None:
@@ -231,7 +224,7 @@ async def create_scenario(request: web.Request, scenario: str) -> None:
         await deps.log.scenarios.ensure(scenario, deps.recipe_name, mode=deps.settings.training_mode)
 
 
-async def read_context(request: web.Request, body: Mapping[str, Any] | None = None) -> RequestContext:
+async def read_context(request: Request, body: Mapping[str, Any] | None = None) -> RequestContext:
     """Who, which scenario, which session, which pin; creates nothing."""
     facts = facts_of(request)
     headers = request.headers
@@ -255,7 +248,7 @@ async def read_context(request: web.Request, body: Mapping[str, Any] | None = No
     )
 
 
-async def open_context(request: web.Request, body: Mapping[str, Any] | None = None) -> RequestContext:
+async def open_context(request: Request, body: Mapping[str, Any] | None = None) -> RequestContext:
     """`read_context`, and the scenario exists afterwards (created on first use, or 404)."""
     context = await read_context(request, body)
     await ensure_scenario(request, context.scenario)

@@ -9,10 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from aiohttp import web
-
 from reef_cli.core.errors import ReefError, StorageError
 from reef_cli.gateway.call import Call
+from reef_cli.gateway.http import StreamResponse
 from reef_cli.gateway.outgoing import ClientLeft, EventStream
 from reef_cli.gateway.recording import CLIENT_LEFT, Outcome, cause, record, recordable
 
@@ -25,7 +24,7 @@ async def deliver(
     work: Awaitable[None],
     partial: Callable[[], Outcome],
     fail: Callable[[ReefError], bytes],
-) -> web.StreamResponse:
+) -> StreamResponse:
     """Run `work`, which sends everything including the terminal frames and records the whole answer.
 
     `partial` is what is known so far, for the record of a broken answer; `fail` writes the error frame.
@@ -70,7 +69,7 @@ async def keep(call: Call, outcome: Outcome) -> None:
         _log.error("a failed call could not be recorded: %s", error.message, extra={"request_id": call.context.request_id})
 
 
-async def whole(call: Call, work: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+async def whole(call: Call, work: Awaitable[StreamResponse]) -> StreamResponse:
     """Run an unstreamed call; failures and departures are recorded and go on."""
     try:
         return await work

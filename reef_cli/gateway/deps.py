@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiohttp import web
-
 from reef_cli.config.schema import ReefSettings
 from reef_cli.core.clock import Clock, SystemClock
 from reef_cli.core.ports import ChatTemplate, LearningPort, Publishing
 from reef_cli.core.types import Release
+from reef_cli.gateway.http import Handler, Request
 from reef_cli.releases.routing import Auto, Policy
 from reef_cli.telemetry.traces import NoTracer, Tracer
 
@@ -80,9 +79,8 @@ class GatewayOptions:
     """Longest silence of an event stream."""
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Route = tuple[str, str, Handler]
-"""`(method, path, handler)`, the path in aiohttp's notation."""
+"""`(method, path, handler)`, see `gateway.router` for the path."""
 
 Evaluate = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """`(scenario, {release_id?, candidate?, suite?}) -> result`; raises the core errors."""
@@ -156,24 +154,12 @@ class Deps:
     """What reports this scenario's recipe takes, for `GET /reef/scenarios/{s}/contract`."""
     extra_routes: Sequence[Route] = ()
     """Routes of rooms beside this one (the harness), mounted like the gateway's own: same errors, same authentication."""
-    admits: Callable[[web.Request], Principal | None] | None = None
+    admits: Callable[[Request], Principal | None] | None = None
     """A second way in, for links that carry a key of their own (pages); asked only when no token was presented."""
     tracer: Tracer = field(default_factory=NoTracer)
 
 
-DEPS: web.AppKey[Deps] = web.AppKey("reef_deps", Deps)
-
-
-_HELD: Any = web.RequestKey("reef_deps", Deps) if hasattr(web, "RequestKey") else "reef_deps"
-
-
-def hold_deps(request: web.Request) -> Deps:
-    """The collaborators of the application that serves this request; from now on they are found without asking it."""
-    deps = request[_HELD] = request.app[DEPS]
-    return deps
-
-
-def deps_of(request: web.Request) -> Deps:
+def deps_of(request: Request) -> Deps:
     """The collaborators of the application that serves this request."""
-    held: Deps | None = request.get(_HELD)
-    return held or request.app[DEPS]
+    deps: Deps = request.deps
+    return deps

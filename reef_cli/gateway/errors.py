@@ -11,20 +11,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
-from aiohttp import web
 
 from reef_cli.core.errors import (
-    BodyTooLarge,
     ContextOverflow,
     Draining,
-    InvalidRequest,
     MethodNotAllowed,
-    RateLimited,
     ReefError,
-    RouteNotFound,
 )
 from reef_cli.core.ids import random_hex
 from reef_cli.core.types import Dialect
+from reef_cli.gateway.http import Response
 
 ErrorDialect = Literal["openai", "anthropic", "reef"]
 
@@ -142,9 +138,9 @@ def error_headers(error: ReefError, request_id: str) -> dict[str, str]:
     return headers
 
 
-def error_response(dialect: ErrorDialect, error: ReefError, request_id: str) -> web.Response:
+def error_response(dialect: ErrorDialect, error: ReefError, request_id: str) -> Response:
     """The whole answer for an error."""
-    return web.Response(
+    return Response(
         status=error.status,
         body=orjson.dumps(error_body(dialect, error, request_id), default=str),
         content_type="application/json",
@@ -192,17 +188,3 @@ def overflow(tokens: int, limit: int, dialect: Dialect) -> ContextOverflow:
         f"This model's maximum context length is {limit} tokens. However, your request has {tokens} input tokens.",
         hint="Please reduce the length of the input messages.",
     )
-
-
-def from_http(error: web.HTTPException) -> ReefError:
-    """The core error for an answer aiohttp itself raised."""
-    if error.status == 404:
-        return RouteNotFound("there is no such path", hint="see docs/http-api.md for the routes")
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        allowed = sorted(error.allowed_methods)
-        return MethodNotAllowed(f"{error.method} is not allowed here", hint=f"use {' or '.join(allowed)}", allow=allowed)
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return BodyTooLarge("the body is too large")
-    if error.status == 429:
-        return RateLimited("too many requests")
-    return InvalidRequest("the request is malformed") if error.status < 500 else ReefError("the server failed")

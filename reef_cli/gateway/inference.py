@@ -4,11 +4,8 @@ Everything else happens in the backend. `ROUTES` is what `gateway.app` mounts; s
 before matching.
 """
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
-
-from aiohttp import web
 
 from reef_cli.core.errors import ModelNotFound
 from reef_cli.core.types import Dialect
@@ -16,22 +13,22 @@ from reef_cli.gateway.bodies import parse_object, read_body
 from reef_cli.gateway.call import open_call
 from reef_cli.gateway.context import scenario_of
 from reef_cli.gateway.deps import deps_of
+from reef_cli.gateway.http import Handler, Request, StreamResponse
 from reef_cli.gateway.outgoing import json_answer
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _EPOCH = 1_700_000_000
 """When a model was made is not known; clients only want the field to be there."""
 
 
 def _serving(dialect: Dialect) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: Request) -> StreamResponse:
         call = await open_call(request, dialect)
         return await call.deps.backend.serve(call)
 
     return handle
 
 
-async def count_tokens(request: web.Request) -> web.StreamResponse:
+async def count_tokens(request: Request) -> StreamResponse:
     """Prompt tokens of a messages body; agents ask often and in parallel, so nothing is created or stored."""
     deps = deps_of(request)
     scenario_of(request)
@@ -39,7 +36,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     return await deps.backend.count_tokens(request, raw, parse_object(raw))
 
 
-async def models(request: web.Request) -> web.StreamResponse:
+async def models(request: Request) -> StreamResponse:
     """The models served, in Anthropic's shape for clients that send its version header, else in OpenAI's."""
     names = await deps_of(request).backend.models()
     if "anthropic-version" not in request.headers:
@@ -49,7 +46,7 @@ async def models(request: web.Request) -> web.StreamResponse:
     return json_answer({"data": data, "has_more": False, **ends}, {})
 
 
-async def model(request: web.Request) -> web.StreamResponse:
+async def model(request: Request) -> StreamResponse:
     """One model."""
     name = request.match_info["model"]
     if name not in await deps_of(request).backend.models():

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.errors import InvalidRequest, ReleaseNotFound, ScenarioNotFound
 from reef_cli.core.ids import ReleaseId, release_step
 from reef_cli.core.types import Release
@@ -13,6 +11,7 @@ from reef_cli.experience.model import Scenario
 from reef_cli.gateway.bodies import text_field
 from reef_cli.gateway.context import check_scenario
 from reef_cli.gateway.deps import Deps, deps_of
+from reef_cli.gateway.http import Request
 
 
 def find_scenario(deps: Deps, name: str) -> Scenario:
@@ -24,7 +23,7 @@ def find_scenario(deps: Deps, name: str) -> Scenario:
     return scenario
 
 
-def path_scenario(request: web.Request) -> Scenario:
+def path_scenario(request: Request) -> Scenario:
     """The scenario of `/reef/scenarios/{scenario}/...`."""
     return find_scenario(deps_of(request), request.match_info["scenario"])
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
-from aiohttp import web
+
+from reef_cli.gateway.http import Request, Response, StreamResponse
 
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -19,24 +20,21 @@ class ClientLeft(Exception):
     """The client closed its connection; nobody will read what comes now."""
 
 
-def json_answer(payload: Any, headers: Mapping[str, str]) -> web.Response:
+def json_answer(payload: Any, headers: Mapping[str, str]) -> Response:
     """A whole answer written by Reef."""
-    return web.Response(body=orjson.dumps(payload), headers={**headers, "Content-Type": "application/json"})
+    return Response(body=orjson.dumps(payload), headers={**headers, "Content-Type": "application/json"})
 
 
 class EventStream:
     """A streamed answer. `keepalive` makes the frame for a silence of `interval` seconds."""
 
-    def __init__(
-        self, request: web.Request, headers: Mapping[str, str], interval: float, keepalive: Callable[[], bytes]
-    ) -> None:
+    def __init__(self, request: Request, headers: Mapping[str, str], interval: float, keepalive: Callable[[], bytes]) -> None:
         self._request = request
-        self._response = web.StreamResponse(headers={**headers, **_EVENT_STREAM})
+        self._response = StreamResponse(headers={**headers, **_EVENT_STREAM})
         self._interval = interval
         self._keepalive = keepalive
         self._loop = asyncio.get_running_loop()
         self._last = 0.0
-        self._chunked = False
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
 
@@ -68,22 +66,14 @@ class EventStream:
             await self._response.write(data)
         except ConnectionError as error:
             raise ClientLeft from error
-        self._chunked = self._response.headers.get("Transfer-Encoding") == "chunked"
 
     def send_now(self, data: bytes) -> bool:
-        """Write whole frames without waiting; False, and nothing was written, unless the client has taken all that was sent.
-
-        The answer's own way to its socket costs three times as much. It is taken once before, since it carries the headers.
-        """
-        transport = self._request.transport
-        if not self._chunked or transport is None or transport.is_closing() or transport.get_write_buffer_size():
-            return False
+        """Write whole frames without waiting; False, and nothing was written, unless the client has taken all that was sent."""
         if data:
             self._last = self._loop.time()
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
+        return self._response.write_now(data)
 
-    async def end(self) -> web.StreamResponse:
+    async def end(self) -> StreamResponse:
         """Close the stream; safe when the client has gone."""
         self.quiet()
         # Clients may close right after the last frame.

@@ -7,9 +7,8 @@ name, so that a trace store can join them. Never a body.
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.types import Inference, Report
+from reef_cli.gateway.http import Request, StreamResponse
 from reef_cli.telemetry.traces import Span, Tracer
 
 _SAMPLING = {
@@ -31,10 +30,9 @@ _USAGE = {
 }
 
 
-def answered(span: Span, request: web.Request, response: web.StreamResponse, request_id: str) -> None:
+def answered(span: Span, request: Request, response: StreamResponse, request_id: str) -> None:
     """The facts of a request's own span."""
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource is not None else None
+    route = request.route
     facts = {
         "http.request.method": request.method,
         "http.route": route,

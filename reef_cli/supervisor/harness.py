@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.config.paths import Home
 from reef_cli.config.schema import Settings
 from reef_cli.core.errors import ConfigError, ConflictError, Forbidden, HeadMoved, InvalidRequest, ScenarioNotFound
@@ -25,7 +23,8 @@ from reef_cli.gateway.answers import answer, release_view
 from reef_cli.gateway.auth import Principal
 from reef_cli.gateway.bodies import only, read_object, text_field
 from reef_cli.gateway.context import check_scenario, ensure_scenario, principal_of, scenario_of
-from reef_cli.gateway.deps import Handler, Route, deps_of
+from reef_cli.gateway.deps import Route, deps_of
+from reef_cli.gateway.http import Handler, Request, Response
 from reef_cli.harness.service import HarnessService, Proposal
 from reef_cli.releases.service import ReleaseService
 
@@ -74,10 +73,9 @@ class HarnessRoutes:
         handler: Handler = getattr(self, name)
         return handler
 
-    def admits(self, request: web.Request) -> Principal | None:
+    def admits(self, request: Request) -> Principal | None:
         """The bearer of a page's key: may read that scenario's harness pages and nothing else. None for all other requests."""
-        resource = request.match_info.route.resource
-        if resource is None or resource.canonical != PAGE:
+        if request.route != PAGE:
             return None
         scenario, key = request.query.get("scenario", ""), request.query.get("key", "")
         if not key or not self._service.opens_page(scenario, key):
@@ -86,32 +84,32 @@ class HarnessRoutes:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def manifest(self, request: web.Request) -> web.Response:
+    async def manifest(self, request: Request) -> Response:
         """The harness in force (or `?release_id=`, also `?version=`): entries, requirements, facts of its release."""
         scenario = _known_scenario(request)
         wanted = request.query.get("release_id") or request.query.get("version")
         return answer(await asyncio.to_thread(self._service.manifest, scenario, wanted))
 
-    async def releases(self, request: web.Request) -> web.Response:
+    async def releases(self, request: Request) -> Response:
         """Harness releases, oldest first, held ones included."""
         scenario = _known_scenario(request)
         rows = await asyncio.to_thread(self._service.releases, scenario)
         return answer({"scenario": scenario, "releases": rows, "versions": rows})
 
-    async def page(self, request: web.Request) -> web.Response:
+    async def page(self, request: Request) -> Response:
         """One release for people, as HTML. Opens with any token, or with the key of the links in the other answers."""
         scenario = _page_scenario(request)
         text = request.match_info["step"]
         if not text.isascii() or not text.isdigit() or len(text) > 9:
             raise InvalidRequest("the step is a number", param="step")
         page = await asyncio.to_thread(self._service.page, scenario, int(text))
-        return web.Response(text=page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)
+        return Response(text=page, content_type="text/html", headers=_PAGE_HEADERS)
 
-    async def adapters(self, request: web.Request) -> web.Response:  # noqa: ARG002 - the same for everybody
+    async def adapters(self, request: Request) -> Response:  # noqa: ARG002 - the same for everybody
         """The agents that can be installed."""
         return answer({"adapters": await asyncio.to_thread(self._service.adapters)})
 
-    async def install(self, request: web.Request) -> web.Response:
+    async def install(self, request: Request) -> Response:
         """The shell script that installs `?adapter=NAME[@VERSION]` with the harness in force (or `?release_id=`)."""
         adapter = request.query.get("adapter")
         if not adapter:
@@ -120,11 +118,11 @@ class HarnessRoutes:
         script = await asyncio.to_thread(
             self._service.install_script, scenario, adapter, reached_address(request), request.query.get("release_id")
         )
-        return web.Response(text=script, content_type="text/x-shellscript", charset="utf-8")
+        return Response(text=script, content_type="text/x-shellscript")
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
-    async def propose(self, request: web.Request) -> web.Response:
+    async def propose(self, request: Request) -> Response:
         """Edit the harness: `{mutations, base_release_id?, reason?, judged?}`. 201 with the release, held under review.
 
         Where a recipe evolves harnesses the edit is judged first: 202 with the id under which it waits. `judged: false`
@@ -198,9 +196,9 @@ def described() -> tuple[tuple[str, str, Callable[..., Any]], ...]:
     return tuple((method, path, getattr(HarnessRoutes, name)) for method, path, name in TABLE)
 
 
-def reached_address(request: web.Request) -> str:
+def reached_address(request: Request) -> str:
     """The address by which this request reached us, as its sender wrote it: what a script made for it must call."""
-    proto = request.headers.get("x-forwarded-proto", request.scheme).partition(",")[0].strip().lower()
+    proto = request.headers.get("x-forwarded-proto", "http").partition(",")[0].strip().lower()
     host = request.headers.get("x-forwarded-host", request.host).partition(",")[0].strip()
     return f"{proto}://{host}"
 
@@ -251,7 +249,7 @@ def _draft(proposal: Proposal, artifact: Artifact, author: str) -> Draft:
     return Draft(artifact.content_id, "harness", Surface.HARNESS, Operation.TRAINING, author, evidence)
 
 
-def _known_scenario(request: web.Request) -> str:
+def _known_scenario(request: Request) -> str:
     """The scenario asked about. One that is not there yet counts as empty where it would be made at its first use."""
     deps, scenario = deps_of(request), scenario_of(request)
     if deps.log.scenarios.find(scenario) is None and not deps.settings.implicit_scenarios:
@@ -259,7 +257,7 @@ def _known_scenario(request: web.Request) -> str:
     return scenario
 
 
-def _page_scenario(request: web.Request) -> str:
+def _page_scenario(request: Request) -> str:
     """The scenario of a page: that of the link, else the one named like everywhere."""
     named = request.query.get("scenario")
     if named is None:

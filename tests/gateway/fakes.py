@@ -5,22 +5,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+import aiohttp
 
 from reef_cli.config.schema import ReefSettings
 from reef_cli.core.errors import ReleaseNotServable
 from reef_cli.core.ids import ReleaseId
 from reef_cli.core.types import Artifact, Draft, Inference, Operation, Release, Surface
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.gateway.app import build_app
+from reef_cli.gateway.app import Server, build_app, serve
 from reef_cli.gateway.auth import TokenBook
 from reef_cli.gateway.call import Call
 from reef_cli.gateway.deps import Deps, GatewayOptions
+from reef_cli.gateway.http import Request, StreamResponse
+from reef_cli.gateway.outgoing import json_answer
 from reef_cli.releases.service import ReleaseService
 from reef_cli.telemetry.metrics import Metrics
 
@@ -41,7 +42,7 @@ class FakeBackend:
         self.error: Exception | None = None
         self.sessions: list[str | None] = []
 
-    async def serve(self, call: Call) -> web.StreamResponse:
+    async def serve(self, call: Call) -> StreamResponse:
         self.calls += 1
         self.sessions.append(call.context.session)
         if self.gate is not None:
@@ -67,10 +68,10 @@ class FakeBackend:
                 )
             )
         context.waited(0.001)
-        return web.json_response({"id": context.receipt, "choices": []}, headers=call.headers())
+        return json_answer({"id": context.receipt, "choices": []}, call.headers())
 
-    async def count_tokens(self, request: web.Request, raw: bytes, body: Mapping[str, Any]) -> web.StreamResponse:
-        return web.json_response({"input_tokens": len(raw)})
+    async def count_tokens(self, request: Request, raw: bytes, body: Mapping[str, Any]) -> StreamResponse:
+        return json_answer({"input_tokens": len(raw)}, {})
 
     async def models(self) -> Sequence[str]:
         return ["tiny"]
@@ -150,6 +151,46 @@ class FakeLearning:
         return Same()
 
 
+@dataclass(frozen=True)
+class Client:
+    """An HTTP client of one gateway; paths instead of addresses."""
+
+    session: aiohttp.ClientSession
+    server: Server
+
+    @property
+    def host(self) -> str:
+        return self.server.host
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def request(self, method: str, path: str, **more: Any) -> Any:
+        return self.session.request(method, path, **more)
+
+    def get(self, path: str, **more: Any) -> Any:
+        return self.session.get(path, **more)
+
+    def post(self, path: str, **more: Any) -> Any:
+        return self.session.post(path, **more)
+
+    def options(self, path: str, **more: Any) -> Any:
+        return self.session.options(path, **more)
+
+    def head(self, path: str, **more: Any) -> Any:
+        return self.session.head(path, **more)
+
+    def put(self, path: str, **more: Any) -> Any:
+        return self.session.put(path, **more)
+
+    def delete(self, path: str, **more: Any) -> Any:
+        return self.session.delete(path, **more)
+
+    def make_url(self, path: str) -> str:
+        return f"{self.server.url}{path}"
+
+
 class House:
     """One gateway with its collaborators, on a real socket."""
 
@@ -182,7 +223,7 @@ class House:
             "create_scenario": self.create,
         }
         self.deps = Deps(**{**facts, **more})
-        self.client: TestClient[Any, Any]
+        self.client: Client
 
     async def create(self, name: str) -> None:
         await self.log.scenarios.ensure(name, None, mode=self.deps.settings.training_mode)
@@ -232,7 +273,9 @@ async def house(
     """A running gateway; everything is closed afterwards."""
     chosen = replace(settings or ReefSettings(), home=str(home))
     made = House(home, chosen, options or GatewayOptions(keep_alive_s=0.2), **more)
-    async with TestClient(TestServer(build_app(made.deps))) as client:
-        made.client = client
+    server = await serve(build_app(made.deps), "127.0.0.1", 0)
+    async with aiohttp.ClientSession(server.url, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        made.client = Client(session, server)
         yield made
+    await server.close()
     await asyncio.to_thread(made.log.close)

@@ -15,6 +15,7 @@ from reef_cli.core.errors import AlreadyRunning, ConfigError, ReefError, leaves
 from reef_cli.core.types import Inference
 from reef_cli.gateway.app import build_app, serve
 from reef_cli.gateway.auth import Principal, Scope
+from reef_cli.gateway.http import Response
 from reef_cli.gateway.routes import all_routes
 from tests.gateway.fakes import AUTH, TOKEN, House, house
 
@@ -401,9 +402,7 @@ async def test_a_key_of_a_link_admits_where_no_token_is_presented(tmp_path: Path
         return Principal("link", frozenset(), "s1") if request.query.get("key") == "good" else None
 
     async def page(request: Any) -> Any:
-        from aiohttp import web
-
-        return web.Response(text="page")
+        return Response(text="page")
 
     extra = (("GET", "/reef/harness/page", page),)
     async with house(tmp_path, admits=admits, extra_routes=extra) as reef:

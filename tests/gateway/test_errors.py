@@ -4,7 +4,6 @@ import re
 
 import orjson
 import pytest
-from aiohttp import web
 
 from reef_cli.core import errors as core
 from reef_cli.gateway import errors
@@ -141,14 +140,3 @@ def test_stream_frames() -> None:
     assert b"rate_limit_exceeded" in errors.stream_error("responses", core.RateLimited("x"), "r")
     assert b"context_length_exceeded" in errors.stream_error("responses", core.ContextOverflow("x"), "r")
     assert b"invalid_prompt" in errors.stream_error("responses", core.InvalidRequest("x"), "r")
-
-
-def test_answers_of_the_http_library_become_our_errors() -> None:
-    assert isinstance(errors.from_http(web.HTTPNotFound()), core.RouteNotFound)
-    refused = errors.from_http(web.HTTPMethodNotAllowed("PUT", {"GET", "HEAD"}))
-    assert isinstance(refused, core.MethodNotAllowed)
-    assert errors.error_headers(refused, "r")["Allow"] == "GET, HEAD"
-    assert isinstance(errors.from_http(web.HTTPRequestEntityTooLarge(1, 2)), core.BodyTooLarge)
-    assert isinstance(errors.from_http(web.HTTPTooManyRequests()), core.RateLimited)
-    assert isinstance(errors.from_http(web.HTTPBadRequest()), core.InvalidRequest)
-    assert errors.from_http(web.HTTPServiceUnavailable()).code == "failure"

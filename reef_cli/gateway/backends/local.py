@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from aiohttp import web
-
 from reef_cli.core.errors import ContextOverflow, EngineError
 from reef_cli.core.ids import ReleaseId, split_weight_version
 from reef_cli.core.ports import ChatTemplate, Completion, Delta, GenerateRequest, Serving
@@ -25,6 +23,7 @@ from reef_cli.gateway.call import Call
 from reef_cli.gateway.delivery import deliver, whole
 from reef_cli.gateway.dialects import messages
 from reef_cli.gateway.dialects.canonical import Answered, Piece, TokenScore
+from reef_cli.gateway.http import Request, StreamResponse
 from reef_cli.gateway.outgoing import EventStream, json_answer
 from reef_cli.gateway.recording import Outcome, record
 
@@ -65,7 +64,7 @@ class LocalBackend:
         self._shadows = shadows
         self._context_length = min(context_length or chat.context_length, chat.context_length)
 
-    async def serve(self, call: Call) -> web.StreamResponse:
+    async def serve(self, call: Call) -> StreamResponse:
         request = dialects.parse(call.dialect, call.body)
         plan = planning.plan(request, self._chat, self._context_length)
         unheard = (request.called("reasoning_effort"),) if request.options.reasoning_effort else ()
@@ -74,7 +73,7 @@ class LocalBackend:
             return await whole(call, self._whole(call, plan))
         return await _Streaming(self, call, plan).run()
 
-    async def count_tokens(self, _request: web.Request, _raw: bytes, body: Mapping[str, Any], /) -> web.StreamResponse:
+    async def count_tokens(self, _request: Request, _raw: bytes, body: Mapping[str, Any], /) -> StreamResponse:
         parsed = messages.parse(body)
         return json_answer({"input_tokens": len(self._chat.render(parsed.messages, parsed.tools))}, {})
 
@@ -84,7 +83,7 @@ class LocalBackend:
     async def close(self) -> None:
         """The engine belongs to the supervisor."""
 
-    async def _whole(self, call: Call, plan: Plan) -> web.StreamResponse:
+    async def _whole(self, call: Call, plan: Plan) -> StreamResponse:
         started = call.deps.clock.monotonic()
         completions = await self.generate(call, plan)
         call.context.waited(call.deps.clock.monotonic() - started)
@@ -191,7 +190,7 @@ class _Streaming:
     unscored: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     first_s: float | None = None
 
-    async def run(self) -> web.StreamResponse:
+    async def run(self) -> StreamResponse:
         call = self.call
         self.envelope = call.envelope(len(self.plan.prompt_ids))
         self.encoder = dialects.encoder(self.envelope, self.plan.request)

@@ -5,13 +5,12 @@ key is Reef's own. One pooled client serves all requests, with no limit on the w
 """
 
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import aiohttp
 import orjson
-from aiohttp import web
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict
 from yarl import URL
 
 from reef_cli import __version__
@@ -30,6 +29,7 @@ from reef_cli.core.errors import (
 )
 from reef_cli.gateway.backends.wire import Answer, Unreachable, Wire
 from reef_cli.gateway.dialects.canonical import names
+from reef_cli.gateway.http import Response
 
 Api = Literal["openai", "anthropic", "responses"]
 
@@ -105,14 +105,15 @@ class Provider:
         elif key:
             self._own.append(("Authorization", f"Bearer {key}"))
         elif base.user is not None:
-            self._own.append(("Authorization", aiohttp.BasicAuth(base.user, base.password or "").encode()))
+            pair = f"{base.user}:{base.password or ''}".encode("latin-1")
+            self._own.append(("Authorization", f"Basic {b64encode(pair).decode()}"))
 
     def target(self, path: str, query: str = "") -> str:
         """Where the provider has a `/v1/...` path; its base may or may not end in its version."""
         own = self._prefix + (path.removeprefix("/v1") if self._versioned else path)
         return f"{own}?{query}" if query else own
 
-    def headers(self, client: CIMultiDictProxy[str] | None, *, stream: bool = False) -> list[tuple[str, str]]:
+    def headers(self, client: CIMultiDict[str] | None, *, stream: bool = False) -> list[tuple[str, str]]:
         """The client's headers that go on, and Reef's own; None when the request is not the client's any more."""
         headers: list[tuple[str, str]] = []
         given: set[str] = set()
@@ -193,10 +194,13 @@ def returned_headers(response: Answer) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def relay(refusal: Refusal, shape: Mapping[str, Any] | None, headers: Mapping[str, str]) -> web.Response:
+def relay(refusal: Refusal, shape: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Response:
     """A provider's refusal for the client: its own bytes when they are JSON of the client's dialect, else `shape`."""
-    answer = web.Response(status=relayed_status(refusal.status), headers={**headers, "Content-Type": "application/json"})
-    answer.body = refusal.body if shape is None else orjson.dumps(shape)
+    answer = Response(
+        status=relayed_status(refusal.status),
+        body=refusal.body if shape is None else orjson.dumps(shape),
+        headers={**headers, "Content-Type": "application/json"},
+    )
     if refusal.retry_after is not None:
         answer.headers["Retry-After"] = refusal.retry_after
     return answer

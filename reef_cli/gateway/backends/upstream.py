@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from reef_cli.core.errors import UpstreamError
 from reef_cli.gateway import dialects
@@ -21,6 +20,7 @@ from reef_cli.gateway.call import Call
 from reef_cli.gateway.context import RECEIPT_HEADER
 from reef_cli.gateway.delivery import keep, whole
 from reef_cli.gateway.errors import error_body
+from reef_cli.gateway.http import Request, Response, StreamResponse
 from reef_cli.gateway.outgoing import json_answer
 from reef_cli.gateway.recording import Outcome, cause, record
 
@@ -45,7 +45,7 @@ class UpstreamBackend:
         self._api = api
         self._model = model
 
-    async def serve(self, call: Call) -> web.StreamResponse:
+    async def serve(self, call: Call) -> StreamResponse:
         asking = prepare(call, self._api, self._model)
         try:
             if not call.streams:
@@ -58,7 +58,7 @@ class UpstreamBackend:
     async def post(self, call: Call, asking: Asking) -> Answer:
         """Send the request; the status line is there when this returns."""
         own = asking.translated is None
-        target = self.provider.target(asking.path, call.request.rel_url.raw_query_string if own else "")
+        target = self.provider.target(asking.path, call.request.query_string if own else "")
         headers = self.provider.headers(call.request.headers if own else None, stream=call.streams)
         started = call.deps.clock.monotonic()
         try:
@@ -66,16 +66,16 @@ class UpstreamBackend:
         finally:
             call.context.waited(call.deps.clock.monotonic() - started)
 
-    async def _whole(self, call: Call, asking: Asking) -> web.StreamResponse:
+    async def _whole(self, call: Call, asking: Asking) -> StreamResponse:
         response = await self.post(call, asking)
         raw = await read_all(response)
         answers = answers_of(asking, parsed(raw))
         await record(call, Outcome(answers), None if asking.translated is None else asking.translated.messages)
         if asking.translated is not None:
             return json_answer(dialects.encode(call.envelope(), asking.translated, answers), call.headers())
-        return web.Response(body=raw, headers=[*returned_headers(response), *call.headers().items()])
+        return Response(body=raw, headers=[*returned_headers(response), *call.headers().items()])
 
-    async def _refused(self, call: Call, asking: Asking, refusal: Refusal) -> web.StreamResponse:
+    async def _refused(self, call: Call, asking: Asking, refusal: Refusal) -> StreamResponse:
         """The provider's own error, in its bytes where the client knows the dialect. No receipt: nothing to cite."""
         error = refusal.error()
         await keep(call, Outcome(error=cause(error)))
@@ -85,18 +85,18 @@ class UpstreamBackend:
         shape = error_body("anthropic" if call.dialect == "messages" else "openai", error, call.context.request_id)
         return relay(refusal, shape, headers)
 
-    async def count_tokens(self, request: web.Request, raw: bytes, body: Mapping[str, Any], /) -> web.StreamResponse:
+    async def count_tokens(self, request: Request, raw: bytes, body: Mapping[str, Any], /) -> StreamResponse:
         """The provider's count; an estimate by size, marked as such, where it offers none."""
         if self._api != "anthropic":
             estimate = len(orjson.dumps(body)) // _BYTES_PER_TOKEN
             return json_answer({"input_tokens": estimate}, {"x-reef-estimate": "true"})
-        target = self.provider.target("/v1/messages/count_tokens", request.rel_url.raw_query_string)
+        target = self.provider.target("/v1/messages/count_tokens", request.query_string)
         try:
             response = await self.provider.post(target, raw, self.provider.headers(request.headers))
         except Refusal as refusal:
             shape = None if refusal.json else error_body("anthropic", refusal.error(), "")
             return relay(refusal, shape, {})
-        return web.Response(body=await read_all(response), headers=list(returned_headers(response)))
+        return Response(body=await read_all(response), headers=list(returned_headers(response)))
 
     async def models(self) -> Sequence[str]:
         """The configured name, else what the provider lists."""

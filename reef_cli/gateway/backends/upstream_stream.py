@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
-from aiohttp import web
-
 from reef_cli.core.errors import ReefError
 from reef_cli.gateway import dialects
 from reef_cli.gateway.backends.asking import Asking, answers_of
@@ -22,6 +20,7 @@ from reef_cli.gateway.delivery import deliver
 from reef_cli.gateway.dialects.assembly import StreamReader
 from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, StreamEncoder, pieces_of
 from reef_cli.gateway.errors import stream_error
+from reef_cli.gateway.http import StreamResponse
 from reef_cli.gateway.outgoing import EventStream
 from reef_cli.gateway.recording import Outcome, cause, record
 from reef_cli.gateway.sse import Splitter
@@ -59,7 +58,7 @@ class _Flow:
     def partial(self) -> Outcome:
         raise NotImplementedError
 
-    async def run(self) -> web.StreamResponse:
+    async def run(self) -> StreamResponse:
         return await deliver(self.call, self.stream, self._work(), self.partial, self.fail)
 
     async def _work(self) -> None:

@@ -9,18 +9,18 @@ import contextlib
 from collections.abc import Callable
 
 import orjson
-from aiohttp import web
 
 from reef_cli.experience.model import Event
 from reef_cli.gateway.bodies import int_query
 from reef_cli.gateway.context import check_scenario, facts_of
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response, StreamResponse
 
 _PAGE = 200
 _WRITE_TIMEOUT_S = 120.0
 
 
-async def events(request: web.Request) -> web.StreamResponse:
+async def events(request: Request) -> StreamResponse:
     """Events after `last-event-id` (header, or `?after=`), from now on when there is none; `after=0.0.0` is the beginning.
 
     `?scenario=` keeps one scenario's; `?limit=N` ends the stream after N events, which is what scripts want.
@@ -39,8 +39,8 @@ async def events(request: web.Request) -> web.StreamResponse:
         page, position = await asyncio.to_thread(deps.log.events, cursor, _PAGE, scenario)
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     if request.method == "HEAD":
-        return web.Response(headers=headers)  # A stream without a body would never end.
-    response = web.StreamResponse(headers=headers)
+        return Response(headers=headers)  # A stream without a body would never end.
+    response = StreamResponse(headers=headers)
     response.headers["x-request-id"] = facts_of(request).request_id
     await response.prepare(request)
     deps.metrics.event_streams.add(1)
@@ -56,7 +56,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 class _Stream:
     """One reader's stream."""
 
-    def __init__(self, deps: Deps, response: web.StreamResponse, scenario: str | None, limit: int) -> None:
+    def __init__(self, deps: Deps, response: StreamResponse, scenario: str | None, limit: int) -> None:
         self._deps = deps
         self._response = response
         self._scenario = scenario

@@ -1,19 +1,18 @@
 """`/healthz` (alive) and `/readyz` (can serve): open to everybody, so they tell nothing but that."""
 
-from aiohttp import web
-
 from reef_cli import __version__
 from reef_cli.core.errors import Draining, EngineUnavailable
 from reef_cli.gateway.answers import answer
 from reef_cli.gateway.deps import Route, deps_of
+from reef_cli.gateway.http import Request, Response
 
 
-async def healthz(_: web.Request) -> web.Response:
+async def healthz(_: Request) -> Response:
     """The process answers."""
     return answer({"status": "ok", "version": __version__})
 
 
-async def readyz(request: web.Request) -> web.Response:
+async def readyz(request: Request) -> Response:
     """Requests can be served; else 503 with the reason in words."""
     deps = deps_of(request)
     if deps.draining.active:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from reef_cli.core.errors import InvalidRequest, JobNotFound, MissingDependency
 from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import int_query, only, read_object, text_field
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.lookup import path_scenario
 
 _COLUMNS = (
@@ -33,7 +33,7 @@ publishing or holding it made none."""
 _FIELDS = ", ".join({"release_id": _MADE, "candidate_id": "release_id"}.get(name, name) for name in _COLUMNS)
 
 
-async def list_jobs(request: web.Request) -> web.Response:
+async def list_jobs(request: Request) -> Response:
     """Jobs of a scenario, newest first. `?state=` keeps one state, `open` those still running."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -43,14 +43,14 @@ async def list_jobs(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, "jobs": found})
 
 
-async def get_job(request: web.Request) -> web.Response:
+async def get_job(request: Request) -> Response:
     """One job with all its transitions."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
     return answer(await asyncio.to_thread(_job, deps, scenario, request.match_info["job"]))
 
 
-async def list_commits(request: web.Request) -> web.Response:
+async def list_commits(request: Request) -> Response:
     """Ended jobs, newest first: what was published, what was refused and why, what failed."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -58,7 +58,7 @@ async def list_commits(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, "commits": await asyncio.to_thread(_jobs, deps, scenario, limit, "ended")})
 
 
-async def cancel_job(request: web.Request) -> web.Response:
+async def cancel_job(request: Request) -> Response:
     """Stop a running job; its samples return to the queue."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -70,14 +70,14 @@ async def cancel_job(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(_job, deps, scenario, job["job_id"]))
 
 
-async def request_step(request: web.Request) -> web.Response:
+async def request_step(request: Request) -> Response:
     """`{kind: step|gate}`: take a step with what is queued, batch full or not (the default), or judge the head in full.
 
     202, because the job starts when its turn comes.
     """
     deps = deps_of(request)
     scenario = path_scenario(request).name
-    body = await read_object(request, deps.options.small_limit_bytes) if request.can_read_body else {}
+    body = await read_object(request, deps.options.small_limit_bytes) if request.has_body else {}
     only(body, ("kind",))
     kind = text_field(body, "kind", longest=16) or "step"
     if kind not in ("step", "gate"):

@@ -2,22 +2,21 @@
 
 import asyncio
 
-from aiohttp import web
-
 from reef_cli import __version__
 from reef_cli.core.errors import EngineUnavailable, RouteNotFound
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.telemetry.metrics import CONTENT_TYPE
 
 
-async def metrics(request: web.Request) -> web.Response:
+async def metrics(request: Request) -> Response:
     """All metrics as text."""
     deps = deps_of(request)
     if not deps.metrics_on:
         raise RouteNotFound("metrics are switched off", hint="set telemetry.metrics: true")
     fill_gateway(deps)
     text = await asyncio.to_thread(_expose, deps)
-    return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def fill_gateway(deps: Deps) -> None:

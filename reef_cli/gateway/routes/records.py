@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.errors import BodyTooLarge, InvalidReference, InvalidRequest, RecordNotFound
 from reef_cli.core.types import Inference, Report
 from reef_cli.experience.codec import Record, from_document, to_document
@@ -17,6 +15,7 @@ from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import int_query, kind_of, parse_json, parse_object, read_body
 from reef_cli.gateway.context import RECEIPT_HEADER, ensure_scenario, scenario_of
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.lookup import path_scenario
 
 _KINDS = ("inference", "report", "train")
@@ -24,7 +23,7 @@ _MOST_BATCH = 1000
 _ALIASES = {"agent_record_id": "id", "request_type": "kind"}
 
 
-async def list_records(request: web.Request) -> web.Response:
+async def list_records(request: Request) -> Response:
     """A page of rows after `after_sequence`, oldest first; `order=newest` turns it round. `next` resumes."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -41,14 +40,14 @@ async def list_records(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, "records": rows, "next": following})
 
 
-def _order(request: web.Request) -> bool:
+def _order(request: Request) -> bool:
     order = request.query.get("order", "oldest")
     if order not in ("oldest", "newest"):
         raise InvalidRequest("order must be 'oldest' or 'newest'", param="order")
     return order == "newest"
 
 
-async def get_record(request: web.Request) -> web.Response:
+async def get_record(request: Request) -> Response:
     """One whole record: the same document that import takes."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -59,7 +58,7 @@ async def get_record(request: web.Request) -> web.Response:
     return answer(to_document(record))
 
 
-async def list_sessions(request: web.Request) -> web.Response:
+async def list_sessions(request: Request) -> Response:
     """The scenario's sessions, the latest first."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -68,7 +67,7 @@ async def list_sessions(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, "sessions": await asyncio.to_thread(deps.log.sessions, scenario, limit, before)})
 
 
-async def get_session(request: web.Request) -> web.Response:
+async def get_session(request: Request) -> Response:
     """One session as a tree of branches."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -76,7 +75,7 @@ async def get_session(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(deps.log.session_tree, scenario, session))
 
 
-async def _read(request: web.Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int) -> bytes:
     try:
         return await read_body(request, limit)
     except BodyTooLarge as error:
@@ -84,7 +83,7 @@ async def _read(request: web.Request, limit: int) -> bytes:
         raise
 
 
-async def import_record(request: web.Request) -> web.Response:
+async def import_record(request: Request) -> Response:
     """Store one existing record."""
     deps = deps_of(request)
     document = parse_object(await _read(request, deps.settings.import_limit_bytes))
@@ -97,7 +96,7 @@ async def import_record(request: web.Request) -> web.Response:
     )
 
 
-async def import_batch(request: web.Request) -> web.Response:
+async def import_batch(request: Request) -> Response:
     """Store 1 to 1000 existing records, all or none: an array, or `{"records": [...]}`."""
     deps = deps_of(request)
     body = parse_json(await _read(request, deps.settings.import_limit_bytes))
@@ -152,7 +151,7 @@ def _kind(document: Mapping[str, Any]) -> str:
     return str(document.get("request_type") or document.get("kind") or "inference")
 
 
-async def _store(request: web.Request, deps: Deps, scenario: str, records: list[Record]) -> int:
+async def _store(request: Request, deps: Deps, scenario: str, records: list[Record]) -> int:
     """Store all or none; how many were new."""
     if deps.log.scenarios.find(scenario) is None:
         _check_self_contained(records)

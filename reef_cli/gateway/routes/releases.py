@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core import surfaces
 from reef_cli.core.errors import InvalidRequest, MissingDependency
 from reef_cli.core.types import Release, Surface
@@ -17,10 +15,11 @@ from reef_cli.gateway.answers import answer, release_view
 from reef_cli.gateway.bodies import only, read_object, text_field
 from reef_cli.gateway.context import author_of
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.lookup import find_release, path_scenario, release_field
 
 
-async def list_releases(request: web.Request) -> web.Response:
+async def list_releases(request: Request) -> Response:
     """All releases of a scenario, newest first, held candidates included."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -31,14 +30,14 @@ async def list_releases(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, "heads": told, "releases": views})
 
 
-async def get_release(request: web.Request) -> web.Response:
+async def get_release(request: Request) -> Response:
     deps = deps_of(request)
     scenario = path_scenario(request).name
     release = await find_release(deps, scenario, request.match_info["release"])
     return answer(release_view(release, await _heads(deps, scenario)))
 
 
-async def diff_releases(request: web.Request) -> web.Response:
+async def diff_releases(request: Request) -> Response:
     """What changed from one release to another."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -48,7 +47,7 @@ async def diff_releases(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, "before": before.release_id, "after": after.release_id, "changes": changes})
 
 
-async def promote(request: web.Request) -> web.Response:
+async def promote(request: Request) -> Response:
     """Serve a held candidate: it becomes a new release at the head."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -59,7 +58,7 @@ async def promote(request: web.Request) -> web.Response:
     return _moved(await deps.publishing.promote(scenario, release_id, expected, author_of(request)))
 
 
-async def rollback(request: web.Request) -> web.Response:
+async def rollback(request: Request) -> Response:
     """Serve an earlier release's content again (the previous content by default) as a new release.
 
     `surface` says of which head, where neither the release nor `expected_head` does.
@@ -79,7 +78,7 @@ def _surface(body: Mapping[str, Any]) -> Surface | None:
     return None if name is None else Surface(name)
 
 
-async def dismiss(request: web.Request) -> web.Response:
+async def dismiss(request: Request) -> Response:
     """Take a held candidate off the list without serving it; its commit is kept aside."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -93,7 +92,7 @@ async def _heads(deps: Deps, scenario: str) -> Collection[Release]:
     return (await asyncio.to_thread(deps.releases.heads, scenario)).values()
 
 
-async def evaluate(request: web.Request) -> web.Response:
+async def evaluate(request: Request) -> Response:
     """Evaluate releases on a suite, or the chain since one of them; the answer is the evaluation's own."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -127,8 +126,8 @@ def _asked(body: Mapping[str, Any]) -> list[str]:
     return [text for text in texts if text] + several
 
 
-async def _body(request: web.Request, fields: tuple[str, ...]) -> dict[str, Any]:
-    if request.can_read_body:
+async def _body(request: Request, fields: tuple[str, ...]) -> dict[str, Any]:
+    if request.has_body:
         body = await read_object(request, deps_of(request).options.small_limit_bytes)
     else:
         body = {}
@@ -136,7 +135,7 @@ async def _body(request: web.Request, fields: tuple[str, ...]) -> dict[str, Any]
     return body
 
 
-def _moved(head: Release) -> web.Response:
+def _moved(head: Release) -> Response:
     return answer(release_view(head, (head,)))
 
 

@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.errors import InvalidReference, InvalidRequest
 from reef_cli.core.ids import RecordId, new_id
 from reef_cli.core.types import Eligibility, Report
@@ -19,6 +17,7 @@ from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import kind_of, object_field, only, read_object
 from reef_cli.gateway.context import RECEIPT_HEADER, ensure_scenario, named_scenario, principal_of, tags_from
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.tracing import reported
 
 _FIELDS = ("score", "feedback", "references", "metadata", "agent_record_id")
@@ -26,7 +25,7 @@ _MOST_REFERENCES = 1000
 _LONGEST_ID = 200
 
 
-async def report(request: web.Request) -> web.Response:
+async def report(request: Request) -> Response:
     """Store feedback; idempotent by `agent_record_id`."""
     deps = deps_of(request)
     body = await read_object(request, deps.options.small_limit_bytes)
@@ -114,7 +113,7 @@ def record_id_field(body: Mapping[str, Any]) -> RecordId | None:
     return RecordId(value)
 
 
-async def _scenario(request: web.Request, deps: Deps, references: Sequence[RecordId]) -> str:
+async def _scenario(request: Request, deps: Deps, references: Sequence[RecordId]) -> str:
     """The scenario named, else that of the receipts, else the default one (created on first use)."""
     named = named_scenario(request)
     if named is None and references:

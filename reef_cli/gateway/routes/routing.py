@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.errors import InvalidRequest, MissingDependency
 from reef_cli.core.ids import release_step
 from reef_cli.core.types import Release, Surface
@@ -17,11 +15,12 @@ from reef_cli.gateway.answers import answer, release_view
 from reef_cli.gateway.bodies import int_query, read_object, text_field
 from reef_cli.gateway.context import author_of
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.lookup import path_scenario
 from reef_cli.releases import routing
 
 
-async def get_routing(request: web.Request) -> web.Response:
+async def get_routing(request: Request) -> Response:
     """The policy in force, who serves which share, and how a canary does."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -31,14 +30,14 @@ async def get_routing(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, "policy": {}, "release": None, "shares": {served.release_id: 1.0}})
 
 
-async def list_policies(request: web.Request) -> web.Response:
+async def list_policies(request: Request) -> Response:
     """All routing releases of a scenario, newest first, each with its policy."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
     return answer({"scenario": scenario, "releases": await asyncio.to_thread(_policies, deps, scenario)})
 
 
-async def put_routing(request: web.Request) -> web.Response:
+async def put_routing(request: Request) -> Response:
     """Set shares per release (canary), a shadow, or a pin: `{shares | pin, shadow?, auto?, expected_head?}`."""
     deps = deps_of(request)
     body = await read_object(request, deps.options.small_limit_bytes)
@@ -50,12 +49,12 @@ async def put_routing(request: web.Request) -> web.Response:
     return await _set(request, policy, expected)
 
 
-async def delete_routing(request: web.Request) -> web.Response:
+async def delete_routing(request: Request) -> Response:
     """Let the head serve everything again, by a new routing release. `?expected_head=` as in PUT."""
     return await _set(request, routing.EMPTY, _expected(request.query))
 
 
-async def shadows(request: web.Request) -> web.Response:
+async def shadows(request: Request) -> Response:
     """What shadows answered lately, beside what the clients got. Newest first."""
     deps = deps_of(request)
     scenario = path_scenario(request).name
@@ -65,7 +64,7 @@ async def shadows(request: web.Request) -> web.Response:
     return answer({"scenario": scenario, **await asyncio.to_thread(deps.routing.shadows, scenario, limit)})
 
 
-async def _set(request: web.Request, policy: routing.Policy, expected: str | None) -> web.Response:
+async def _set(request: Request, policy: routing.Policy, expected: str | None) -> Response:
     deps = deps_of(request)
     scenario = path_scenario(request).name
     if deps.routing is None:

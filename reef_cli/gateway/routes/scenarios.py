@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.errors import InvalidRequest, JobOut, ReleaseNotFound
 from reef_cli.core.types import Surface
 from reef_cli.experience.model import Scenario
@@ -13,13 +11,14 @@ from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import only, read_object, text_field
 from reef_cli.gateway.context import check_scenario, create_scenario
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.lookup import find_release, path_scenario
 
 _MODES = ("auto", "manual", "hybrid")
 _OPEN_JOBS = "SELECT id FROM jobs WHERE scenario = ? AND state NOT IN ('settled', 'failed') LIMIT 1"
 
 
-async def list_scenarios(request: web.Request) -> web.Response:
+async def list_scenarios(request: Request) -> Response:
     """All live scenarios with their counts and heads."""
     deps = deps_of(request)
     return answer(
@@ -27,7 +26,7 @@ async def list_scenarios(request: web.Request) -> web.Response:
     )
 
 
-async def create(request: web.Request) -> web.Response:
+async def create(request: Request) -> Response:
     """Make a scenario: 201 when it is new, 200 when it was there. `release_id` says which release it must then serve."""
     deps = deps_of(request)
     body = await read_object(request, deps.options.small_limit_bytes)
@@ -47,7 +46,7 @@ async def create(request: web.Request) -> web.Response:
     return await _answer(deps, name, 200 if existed else 201)
 
 
-async def update(request: web.Request) -> web.Response:
+async def update(request: Request) -> Response:
     """Change the training mode, for good."""
     deps = deps_of(request)
     name = path_scenario(request).name
@@ -61,16 +60,16 @@ async def update(request: web.Request) -> web.Response:
     return await _answer(deps, name)
 
 
-async def pause(request: web.Request) -> web.Response:
+async def pause(request: Request) -> Response:
     """No new job starts; serving and recording go on."""
     return await _switch(request, deps_of(request).log.scenarios.pause)
 
 
-async def resume(request: web.Request) -> web.Response:
+async def resume(request: Request) -> Response:
     return await _switch(request, deps_of(request).log.scenarios.resume)
 
 
-async def delete(request: web.Request) -> web.Response:
+async def delete(request: Request) -> Response:
     """Archive: its files stay, its name is free again. 409 while a job is out."""
     deps = deps_of(request)
     name = path_scenario(request).name
@@ -85,7 +84,7 @@ async def delete(request: web.Request) -> web.Response:
     return answer({"scenario": name, "archived": True})
 
 
-async def contract(request: web.Request) -> web.Response:
+async def contract(request: Request) -> Response:
     """What a report of this scenario may hold, and what its recipe makes of it."""
     deps = deps_of(request)
     scenario = path_scenario(request)
@@ -124,12 +123,12 @@ def scenario_view(deps: Deps, row: Scenario) -> dict[str, Any]:
     }
 
 
-async def _answer(deps: Deps, name: str, status: int = 200) -> web.Response:
+async def _answer(deps: Deps, name: str, status: int = 200) -> Response:
     row = deps.log.scenarios.get(name)
     return answer(await asyncio.to_thread(scenario_view, deps, row), status=status)
 
 
-async def _switch(request: web.Request, action: Callable[[str], Awaitable[Any]]) -> web.Response:
+async def _switch(request: Request, action: Callable[[str], Awaitable[Any]]) -> Response:
     deps = deps_of(request)
     name = path_scenario(request).name
     await action(name)

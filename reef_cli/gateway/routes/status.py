@@ -6,17 +6,16 @@ The deployment's own facts (engine, storage, trainer) come from `deps.status`; s
 import asyncio
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli import __version__
 from reef_cli.core.errors import EngineUnavailable
 from reef_cli.experience.model import Scenario
 from reef_cli.gateway.answers import answer
 from reef_cli.gateway.deps import Deps, Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.routes.scenarios import scenario_view
 
 
-async def status(request: web.Request) -> web.Response:
+async def status(request: Request) -> Response:
     """The whole state."""
     deps = deps_of(request)
     facts = dict(deps.status())

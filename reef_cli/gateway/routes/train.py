@@ -5,13 +5,12 @@ It never creates a scenario, and it is refused where learning starts by itself, 
 
 from typing import Any
 
-from aiohttp import web
-
 from reef_cli.core.errors import InvalidRequest, ModeRefused
 from reef_cli.gateway.answers import answer
 from reef_cli.gateway.bodies import kind_of, only, read_object, text_field
 from reef_cli.gateway.context import RECEIPT_HEADER, scenario_of, session_from, tags_from
 from reef_cli.gateway.deps import Route, deps_of
+from reef_cli.gateway.http import Request, Response
 from reef_cli.gateway.lookup import find_release, find_scenario
 from reef_cli.gateway.routes.reports import record_id_field
 from reef_cli.gateway.screening import check_requires, screen
@@ -19,7 +18,7 @@ from reef_cli.gateway.screening import check_requires, screen
 _FIELDS = ("text", "session", "release_id", "requires", "agent_record_id")
 
 
-async def train(request: web.Request) -> web.Response:
+async def train(request: Request) -> Response:
     """Store an instruction and ask for a step."""
     deps = deps_of(request)
     body = await read_object(request, deps.options.small_limit_bytes)
