@@ -26,10 +26,13 @@ class Need:
     several: bool = False
 
 
+_INFERENCE = Need(Scope.INFER)
+
+
 def need(method: str, path: str) -> Need:
     """The right a method and a path (without scenario prefix) ask for."""
     if path.startswith("/v1/"):
-        return Need(Scope.INFER)
+        return _INFERENCE
     if path in ("/reef/report", "/reef/train"):
         return Need(Scope.REPORT)
     if path == "/reef/harness" or path.startswith("/reef/harness/"):

@@ -18,18 +18,22 @@ _WINDOW = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The body, decompressed; `BodyTooLarge` over `limit` bytes, `InvalidRequest` for an encoding that cannot be undone."""
-    if request.body.length is not None and request.body.length > limit:
+    body = request.body
+    if body.length is not None and body.length > limit:
         raise too_large(limit)
-    chunks = []
-    size = 0
-    while chunk := await request.body.chunk():
-        size += len(chunk)
-        if size > limit:
-            raise too_large(limit)
-        chunks.append(chunk)
-    raw = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    return raw if encoding in ("identity", "") else decompress(raw, encoding, limit)
+    raw = body.arrived()
+    if not body.done:
+        chunks, size = [raw], len(raw)
+        while size <= limit and (chunk := await body.chunk()):
+            size += len(chunk)
+            chunks.append(chunk)
+        raw = b"".join(chunks)
+    if len(raw) > limit:
+        raise too_large(limit)
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is None or (name := encoding.strip().lower()) in ("identity", ""):
+        return raw
+    return decompress(raw, name, limit)
 
 
 def too_large(limit: int) -> BodyTooLarge:

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from reef_cli.core.errors import InvalidRequest, UnsupportedField
 from reef_cli.core.types import Dialect, Release
+from reef_cli.core.values import immutable
 from reef_cli.gateway import dialects
 from reef_cli.gateway.bodies import parse_object, read_body
 from reef_cli.gateway.context import (
@@ -22,7 +22,7 @@ from reef_cli.gateway.dialects.canonical import Envelope
 from reef_cli.gateway.http import Request
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Call:
     """`raw` are the client's bytes (decompressed), `body` the same parsed. `release` is what the request resolved to.
 

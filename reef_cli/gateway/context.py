@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from reef_cli.core.errors import Forbidden, InvalidRequest, InvalidScenario, ScenarioNotFound
 from reef_cli.core.ids import RecordId, ReleaseId, new_id, release_step, valid_scenario
+from reef_cli.core.values import immutable
 from reef_cli.gateway.auth import Principal
 from reef_cli.gateway.deps import deps_of
 from reef_cli.gateway.http import Request
@@ -57,7 +58,7 @@ class Facts:
     """What of an inference body had no effect: hints and tools that only a provider of its dialect understands."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class RequestContext:
     """One inference or report request, resolved. `started` is monotonic seconds; `receipt` is minted before the call."""
 
@@ -108,13 +109,13 @@ def split_scenario_path(path: str) -> tuple[str | None, str]:
 def session_from(headers: Mapping[str, str], body: Mapping[str, Any] | None = None) -> str | None:
     """The session a request names: our headers, then agents' own, then `metadata.user_id`, then `prompt_cache_key`."""
     for name in _SESSION_HEADERS:
-        value = headers.get(name, "").strip()
-        if value:
+        value = headers.get(name)
+        if value is not None and (value := value.strip()):
             return value[:_SESSION_LIMIT]
     if body is None:
         return None
     metadata = body.get("metadata")
-    found = _session_of_user(metadata.get("user_id")) if isinstance(metadata, Mapping) else None
+    found = _session_of_user(metadata.get("user_id")) if isinstance(metadata, dict) else None
     if found is None:
         key = body.get("prompt_cache_key")
         found = key.strip() if isinstance(key, str) else None
@@ -140,9 +141,10 @@ def tags_from(headers: CIMultiDict[str]) -> dict[str, str]:
     """`x-reef-tag-<name>: value` headers as `{name: value}`; names in lower case, empty names and values dropped."""
     tags = {}
     for name, value in headers.items():
-        lowered = name.lower()
-        if lowered.startswith(TAG_PREFIX) and len(lowered) > len(TAG_PREFIX) and value.strip():
-            tags[lowered[len(TAG_PREFIX) :]] = value.strip()
+        if name[0] in "xX" and (lowered := name.lower()).startswith(TAG_PREFIX):
+            label, text = lowered[len(TAG_PREFIX) :], value.strip()
+            if label and text:
+                tags[label] = text
     return tags
 
 
@@ -154,15 +156,19 @@ def named_scenario(request: Request) -> str | None:
     path = request.path
     by_path = split_scenario_path(path)[0] if path.startswith(("/s/", "//")) else None
     by_header = request.headers.get(SCENARIO_HEADER)
-    named = [name.strip() for name in (by_path, by_header) if name is not None]
-    for name in named:
-        check_scenario(name)
-    if len(set(named)) > 1:
-        raise InvalidScenario("the path and the x-reef-scenario header name different scenarios", hint="send only one of them")
+    named = None
+    for given in (by_path, by_header):
+        if given is not None:
+            name = check_scenario(given.strip())
+            if named is not None and name != named:
+                raise InvalidScenario(
+                    "the path and the x-reef-scenario header name different scenarios", hint="send only one of them"
+                )
+            named = name
     bound = principal_of(request).scenario
-    if named and bound is not None and named[0] != bound:
+    if named is not None and bound is not None and named != bound:
         raise Forbidden("this token belongs to another scenario", hint="use that scenario's own token, or an administrator's")
-    return named[0] if named else bound
+    return bound if named is None else named
 
 
 def check_scenario(name: str) -> str:
@@ -197,7 +203,10 @@ def pinned_release(headers: Mapping[str, str]) -> ReleaseId | None:
 
 def captures(headers: Mapping[str, str]) -> bool:
     """Whether to record: `x-reef-capture: off` says no."""
-    value = headers.get(CAPTURE_HEADER, "on").strip().lower()
+    given = headers.get(CAPTURE_HEADER)
+    if given is None:
+        return True
+    value = given.strip().lower()
     if value not in ("on", "off"):
         raise InvalidRequest("x-reef-capture must be 'on' or 'off'")
     return value == "on"
@@ -224,7 +233,7 @@ async def create_scenario(request: Request, scenario: str) -> None:
         await deps.log.scenarios.ensure(scenario, deps.recipe_name, mode=deps.settings.training_mode)
 
 
-async def read_context(request: Request, body: Mapping[str, Any] | None = None) -> RequestContext:
+def read_context(request: Request, body: Mapping[str, Any] | None = None) -> RequestContext:
     """Who, which scenario, which session, which pin; creates nothing."""
     facts = facts_of(request)
     headers = request.headers
@@ -250,6 +259,7 @@ async def read_context(request: Request, body: Mapping[str, Any] | None = None) 
 
 async def open_context(request: Request, body: Mapping[str, Any] | None = None) -> RequestContext:
     """`read_context`, and the scenario exists afterwards (created on first use, or 404)."""
-    context = await read_context(request, body)
-    await ensure_scenario(request, context.scenario)
+    context = read_context(request, body)
+    if deps_of(request).log.scenarios.find(context.scenario) is None:
+        await ensure_scenario(request, context.scenario)
     return context

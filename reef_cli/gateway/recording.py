@@ -5,7 +5,7 @@ incomplete, so that it never trains.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from reef_cli.core.errors import (
@@ -20,6 +20,7 @@ from reef_cli.core.errors import (
 )
 from reef_cli.core.ids import ReleaseId
 from reef_cli.core.types import Inference, TokenTrace
+from reef_cli.core.values import immutable
 from reef_cli.gateway import dialects
 from reef_cli.gateway.call import Call
 from reef_cli.gateway.dialects.canonical import Answered, Message, Usage
@@ -29,7 +30,7 @@ CLIENT_LEFT = "client_disconnected"
 _UNRECORDED = (UsageError, UnavailableError, AuthError, NotFoundError, ConflictError)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Outcome:
     """What came of a call. `error` is None for a whole answer, else `code: words`."""
 

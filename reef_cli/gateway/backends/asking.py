@@ -5,7 +5,6 @@ asked for the record's sake. Everything else, unusual sampling fields included, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +12,7 @@ import orjson
 
 from reef_cli.core.errors import UnsupportedField, UpstreamError
 from reef_cli.core.types import Dialect
+from reef_cli.core.values import immutable
 from reef_cli.gateway import dialects
 from reef_cli.gateway.backends.provider import Api
 from reef_cli.gateway.call import Call
@@ -34,7 +34,7 @@ _PATHS: Mapping[Dialect, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Asking:
     """`raw` goes to `path`. `translated` is the canonical request when the dialects differ; `drop_usage` says the usage chunk
     was not the client's wish; `ask` is the module that reads the provider's answers."""

@@ -1,7 +1,7 @@
 """Where an HTTP/1.1 answer's head and body end (RFC 9112). Pure: bytes in, bytes out, and `ValueError` for what is no HTTP."""
 
 import re
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: (.*))?", re.DOTALL)
@@ -9,8 +9,16 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
 _PLAIN_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _LINE_LIMIT = 1 << 14
+_KNOWN_LINE = 128
+"""Bytes of the longest header line that is remembered."""
 
-Headers = Sequence[tuple[str, str]]
+
+class Header(NamedTuple):
+    """One header; `key` is its name in lower case."""
+
+    name: str
+    value: str
+    key: str
 
 
 class Head(NamedTuple):
@@ -19,22 +27,37 @@ class Head(NamedTuple):
     status: int
     reason: str
     minor: int
-    headers: list[tuple[str, str]]
+    headers: list[Header]
 
 
 def parse_head(data: bytes) -> Head:
     """A head without the blank line that ends it."""
-    lines = data.split(b"\r\n")
-    match = _STATUS.fullmatch(lines[0])
+    first, *lines = data.split(b"\r\n")
+    return Head(*_status_line(first), [_header_line(line) for line in lines])
+
+
+@lru_cache(64)
+def _status_line(line: bytes) -> tuple[int, str, int]:
+    match = _STATUS.fullmatch(line)
     if match is None:
         raise ValueError("the answer has no status line")
-    headers = []
-    for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or _NAME.fullmatch(name) is None or b"\n" in value or b"\r" in value or b"\0" in value:
-            raise ValueError("a header of the answer cannot be read")
-        headers.append((name.decode("ascii"), value.strip(b" \t").decode("utf-8", "surrogateescape")))
-    return Head(int(match[2]), (match[3] or b"").decode("utf-8", "replace"), int(match[1]), headers)
+    return int(match[2]), (match[3] or b"").decode("utf-8", "replace"), int(match[1])
+
+
+def _header_line(line: bytes) -> Header:
+    """Most lines of a provider are the same in each of its answers."""
+    return _known_line(line) if len(line) <= _KNOWN_LINE else _read_line(line)
+
+
+def _read_line(line: bytes) -> Header:
+    name, colon, value = line.partition(b":")
+    if not colon or _NAME.fullmatch(name) is None or b"\n" in value or b"\r" in value or b"\0" in value:
+        raise ValueError("a header of the answer cannot be read")
+    text = name.decode("ascii")
+    return Header(text, value.strip(b" \t").decode("utf-8", "surrogateescape"), text.lower())
+
+
+_known_line = lru_cache(512)(_read_line)
 
 
 class Body(Protocol):
@@ -147,9 +170,17 @@ def _whole_chunks(data: bytes, parts: list[bytes]) -> int:
 
 def body_of(head: Head) -> tuple[Body, bool]:
     """How the body of an answer ends, and whether its connection can serve another request afterwards."""
-    options = listed(head.headers, "connection")
+    options: list[str] = []
+    codings: list[str] = []
+    lengths: set[str] = set()
+    for _, value, key in head.headers:
+        if key == "content-length":
+            lengths.update(_words(value))
+        elif key == "transfer-encoding":
+            codings += _words(value)
+        elif key == "connection":
+            options += _words(value)
     kept = "close" not in options and (head.minor == 1 or "keep-alive" in options)
-    codings, lengths = listed(head.headers, "transfer-encoding"), set(listed(head.headers, "content-length"))
     if head.status in (204, 304):
         return Counted(0), kept
     if codings:
@@ -163,7 +194,6 @@ def body_of(head: Head) -> tuple[Body, bool]:
     return Counted(int(length)), kept
 
 
-def listed(headers: Headers, name: str) -> list[str]:
-    """The comma-separated words of all headers of a (lower-case) name, in lower case."""
-    texts = [value for known, value in headers if len(known) == len(name) and known.lower() == name]
-    return [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
+def _words(value: str) -> list[str]:
+    """The comma-separated words of a header, in lower case."""
+    return [word for part in value.lower().split(",") if (word := part.strip())]

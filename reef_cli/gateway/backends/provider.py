@@ -118,7 +118,8 @@ class Provider:
         headers: list[tuple[str, str]] = []
         given: set[str] = set()
         if client is not None:
-            hop = {name.strip().lower() for name in client.get("Connection", "").split(",")}
+            named = client.get("Connection")
+            hop = () if named is None else {name.strip().lower() for name in named.split(",")}
             for name, value in client.items():
                 lowered = name.lower()
                 if lowered not in _NOT_FORWARDED and lowered not in hop and not lowered.startswith(_SECRET_PREFIXES):
@@ -133,16 +134,13 @@ class Provider:
             headers.append(("anthropic-version", "2023-06-01"))
         return headers
 
-    async def post(self, target: str, raw: bytes, headers: Sequence[tuple[str, str]]) -> Answer:
-        """The provider's answer, status line and headers read. Raises `Refusal`, `UpstreamError`, `UpstreamTimeout`."""
-        return await self._ask("POST", target, raw, headers)
+    async def ask(self, target: str, raw: bytes | None, headers: Sequence[tuple[str, str]]) -> Answer:
+        """The answer to a POST, or to a GET where `raw` is None; its head is there when this returns.
 
-    async def get(self, target: str, headers: Sequence[tuple[str, str]]) -> Answer:
-        return await self._ask("GET", target, None, headers)
-
-    async def _ask(self, method: str, target: str, raw: bytes | None, headers: Sequence[tuple[str, str]]) -> Answer:
+        Raises `Refusal`, `UpstreamError`, `UpstreamTimeout`.
+        """
         try:
-            response = await self._wire.ask(method, target, headers, raw)
+            response = await self._wire.ask("POST" if raw is not None else "GET", target, headers, raw)
             if response.status != 200:
                 raise await _refusal(response)
         except OSError as error:
@@ -188,9 +186,8 @@ def broken(error: BaseException) -> ReefError:
 
 def returned_headers(response: Answer) -> Iterator[tuple[str, str]]:
     """The provider's headers that reach the client."""
-    for name, value in response.headers:
-        lowered = name.lower()
-        if lowered not in _NOT_RETURNED and not lowered.startswith("x-reef-"):
+    for name, value, key in response.headers:
+        if key not in _NOT_RETURNED and not key.startswith("x-reef-"):
             yield name, value
 
 

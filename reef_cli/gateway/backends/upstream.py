@@ -62,7 +62,7 @@ class UpstreamBackend:
         headers = self.provider.headers(call.request.headers if own else None, stream=call.streams)
         started = call.deps.clock.monotonic()
         try:
-            return await self.provider.post(target, asking.raw, headers)
+            return await self.provider.ask(target, asking.raw, headers)
         finally:
             call.context.waited(call.deps.clock.monotonic() - started)
 
@@ -92,7 +92,7 @@ class UpstreamBackend:
             return json_answer({"input_tokens": estimate}, {"x-reef-estimate": "true"})
         target = self.provider.target("/v1/messages/count_tokens", request.query_string)
         try:
-            response = await self.provider.post(target, raw, self.provider.headers(request.headers))
+            response = await self.provider.ask(target, raw, self.provider.headers(request.headers))
         except Refusal as refusal:
             shape = None if refusal.json else error_body("anthropic", refusal.error(), "")
             return relay(refusal, shape, {})
@@ -103,7 +103,7 @@ class UpstreamBackend:
         if self._model is not None:
             return [self._model]
         try:
-            response = await self.provider.get(self.provider.target("/v1/models"), self.provider.headers(None))
+            response = await self.provider.ask(self.provider.target("/v1/models"), None, self.provider.headers(None))
         except Refusal as refusal:
             raise refusal.error() from refusal
         listed = parsed(await read_all(response)).get("data")

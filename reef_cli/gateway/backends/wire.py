@@ -12,14 +12,14 @@ import asyncio
 import random
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import cast
 
 from aiohappyeyeballs import start_connection
 from yarl import URL
 
-from reef_cli.gateway.backends.framing import Body, Headers, UntilClose, body_of, parse_head
+from reef_cli.gateway.backends.framing import Body, Header, UntilClose, body_of, parse_head
 
 _HEAD_LIMIT = 1 << 16
 _READ_AHEAD = 1 << 18
@@ -49,7 +49,7 @@ class ClosedIdle(BrokenOff):
 class Answer:
     """Status and headers of an answer, and its body as it comes. Close it unless it was read to its end."""
 
-    def __init__(self, connection: "_Connection", status: int, reason: str, headers: Headers) -> None:
+    def __init__(self, connection: "_Connection", status: int, reason: str, headers: Sequence[Header]) -> None:
         self.status = status
         self.reason = reason
         self.headers = headers
@@ -63,7 +63,7 @@ class Answer:
 
     def header(self, name: str) -> str | None:
         """The first header of that (lower-case) name."""
-        return next((value for known, value in self.headers if known.lower() == name), None)
+        return next((header.value for header in self.headers if header.key == name), None)
 
     @property
     def content_type(self) -> str:
@@ -310,19 +310,22 @@ class Wire:
 
     async def ask(self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Answer:
         """An answer, its head read. Raises `Unreachable`, `BrokenOff`, `TimeoutError`; `ValueError` for a broken header."""
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._authority}", *(f"{name}: {value}" for name, value in headers)]
+        lines = [f"{method} {target} HTTP/1.1\r\n", f"Host: {self._authority}\r\n"]
+        lines += [f"{name}: {value}\r\n" for name, value in headers]
         if body is not None:
-            lines.append(f"Content-Length: {len(body)}")
-        head = "\r\n".join(lines)
-        if head.count("\r") != len(lines) - 1 or head.count("\n") != len(lines) - 1:
+            lines.append(f"Content-Length: {len(body)}\r\n")
+        head = "".join(lines)
+        if head.count("\r") != len(lines) or head.count("\n") != len(lines):
             raise ValueError("a header holds a line end")
-        request = b"".join((head.encode("utf-8", "surrogateescape"), b"\r\n\r\n", body or b""))
-        if (connection := self._pooled()) is not None:
-            with suppress(ClosedIdle):
-                return await self._on(connection, request)
-        return await self._on(await self._connect(), request)
-
-    async def _on(self, connection: _Connection, request: bytes) -> Answer:
+        request = b"%b\r\n%b" % (head.encode("utf-8", "surrogateescape"), body or b"")
+        connection = self._pooled()
+        if connection is not None:
+            self._busy.add(connection)
+            try:
+                return await connection.ask(request, self._silence_s)
+            except ClosedIdle:
+                pass
+        connection = await self._connect()
         self._busy.add(connection)
         return await connection.ask(request, self._silence_s)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from reef_cli.core.errors import InvalidRequest, ReefError, UnsupportedField
 from reef_cli.core.types import Dialect
+from reef_cli.core.values import immutable
 
 Body = Mapping[str, Any]
 Message = dict[str, Any]
@@ -23,7 +24,7 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Options:
     """What the client asked of the answer; None means it did not say."""
 
@@ -56,7 +57,7 @@ _CLIENTS: Mapping[tuple[Dialect, str], str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ChatRequest:
     """One request, whatever dialect it came in. `prompt` is set for raw completions only: text, or token ids.
 
@@ -88,7 +89,7 @@ class ChatRequest:
             raise UnsupportedField(f"The field `{name}` cannot be served by {engine}.", hint="Leave it out.", param=name)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Usage:
     """Token counts. `prompt` includes the cached ones; `output` includes the reasoning ones."""
 
@@ -99,7 +100,7 @@ class Usage:
     cache_written: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class TokenScore:
     """One sampled token with its log-probability in nats."""
 
@@ -107,7 +108,7 @@ class TokenScore:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Answered:
     """A whole answer. `matched` is the stop string that ended it, `scores` the tokens' log-probs where asked for."""
 

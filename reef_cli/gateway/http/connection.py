@@ -48,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._lingering = False
         self._refused = False
         self._throttled = False
+        self._resuming = False
         self._choked = False
         """Whether the client reads slower than is written."""
         self._drain: asyncio.Future[None] | None = None
@@ -61,7 +62,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._gone = True
-        self._listener.connections.discard(self)
+        self._listener.forget(self)
         self._parser = None
         self._waiting.clear()
         gone = ConnectionResetError("the client is gone")
@@ -86,8 +87,8 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
-            # No other protocol is spoken here. What follows the request is read as the next one.
-            self._parser = HttpRequestParser(self)
+            # No other protocol is spoken here: what follows is read as if none had been asked for.
+            self._stay()
             if rest := data[upgrade.args[0] :]:
                 self.data_received(rest)
                 return
@@ -97,6 +98,17 @@ class Connection(asyncio.Protocol):
             self._refuse("too long", f"the head of the request is longer than {HEAD_LIMIT} bytes")
         if self.task is None and self._waiting and not self._lingering:
             self._begin()
+
+    def _stay(self) -> None:
+        """Parse on where the parser stopped for another protocol, which it does before the body: Java's client sends one."""
+        self._parser = HttpRequestParser(self)
+        request = self._coming
+        if request is not None:
+            length = request.body.length
+            self._resuming = True
+            how = b"Transfer-Encoding: chunked" if length is None else b"Content-Length: %d" % length
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % how)
+            self._resuming = False
 
     # -- what the parser calls -----------------------------------------------------------------------------------------
 
@@ -114,7 +126,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser = self._parser
-        assert parser is not None
+        if parser is None or self._resuming:
+            return
         headers = CIMultiDict(self._headers)
         old = parser.get_http_version() == "1.0"
         coding, length = headers.get("Transfer-Encoding"), headers.get("Content-Length")
@@ -140,9 +153,10 @@ class Connection(asyncio.Protocol):
             self._coming.body.feed(data)
 
     def on_message_complete(self) -> None:
-        request, self._coming = self._coming, None
-        if request is None:
+        request = self._coming
+        if request is None or (request.body.length != 0 and self._parser is not None and self._parser.should_upgrade()):
             return
+        self._coming = None
         request.body.end()
         if self._lingering:
             self._lingering = False

@@ -24,6 +24,7 @@ class Listener:
         self.closing = False
         self._server: asyncio.Server | None = None
         self._looker: asyncio.TimerHandle | None = None
+        self._gone = asyncio.Event()
         self._second = 0
         self._date = ""
 
@@ -53,8 +54,16 @@ class Listener:
             await asyncio.wait(tasks, timeout=timeout_s)
         for connection in tuple(self.connections):
             connection.transport.abort()
+        while self.connections:
+            self._gone.clear()
+            await self._gone.wait()
         if self._server is not None:
             await self._server.wait_closed()
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self.connections.discard(connection)
+        self._gone.set()
 
     def date(self) -> str:
         """The `Date` header of this second."""

@@ -69,6 +69,10 @@ class Body:
             self._link.continues()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        return self.arrived()
+
+    def arrived(self) -> bytes:
+        """What has arrived since the last call, without waiting for anything."""
         parts, self._parts = self._parts, []
         held, self.held = self.held, 0
         if held > READ_AHEAD:
