@@ -69,8 +69,7 @@ class EventStream:
 
     def send_now(self, data: bytes) -> bool:
         """Write whole frames without waiting; False, and nothing was written, unless the client has taken all that was sent."""
-        if data:
-            self._last = self._loop.time()
+        self._last = self._loop.time()
         return self._response.write_now(data)
 
     async def end(self) -> StreamResponse:

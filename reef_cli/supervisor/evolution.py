@@ -12,8 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
 from reef_cli.config.paths import Home
 from reef_cli.config.schema import EvaluationSettings
 from reef_cli.core.errors import ConfigError
@@ -42,6 +40,8 @@ from reef_cli.supervisor.pointers import beside, upstream_key
 from reef_cli.supervisor.wishes import Wishes
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from reef_cli.supervisor.stack import Stack
 
 TOKEN_GRACE_S = 60.0
@@ -166,7 +166,7 @@ def _asking(answering: Answering) -> Ask:
     return ask
 
 
-def _proposer_engine(given: Mapping[str, Any], session: Callable[[], aiohttp.ClientSession]) -> Answering | None:
+def _proposer_engine(given: Mapping[str, Any], session: "Callable[[], aiohttp.ClientSession]") -> Answering | None:
     """An engine of the proposer's own, when one is named."""
     if not given:
         return None

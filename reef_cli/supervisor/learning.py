@@ -22,11 +22,11 @@ from reef_cli.learning.evolving import Evolving
 from reef_cli.learning.lanes import Lane
 from reef_cli.learning.runner import Runner
 from reef_cli.learning.worker import LearningWorker
-from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.room import room_for
 from reef_cli.trainer.handle import TrainerHandle
 
 if TYPE_CHECKING:
+    from reef_cli.supervisor.local import LocalEngine
     from reef_cli.supervisor.stack import Stack
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def contract_of(recipe: Recipe) -> Mapping[str, Any]:
     return {**facts, "settings": asdict(recipe.settings)}
 
 
-def check_recipe(recipe: Recipe, engine: LocalEngine | None) -> None:
+def check_recipe(recipe: Recipe, engine: "LocalEngine | None") -> None:
     """Raises `ConfigError` or `MissingDependency` when this deployment cannot run the recipe."""
     if isinstance(recipe, Evolving):
         return
@@ -66,7 +66,7 @@ def check_recipe(recipe: Recipe, engine: LocalEngine | None) -> None:
         raise MissingDependency(f"{missing[0]} is needed for training", hint="pip install 'reef-cli[local,train]'")
 
 
-def make_trainer(settings: Settings, recipe: Recipe, engine: LocalEngine, home: Home) -> TrainerHandle:
+def make_trainer(settings: Settings, recipe: Recipe, engine: "LocalEngine", home: Home) -> TrainerHandle:
     """The trainer's handle; its processes start with the first step. Raises `ConfigError` when training cannot fit here."""
     room = room_for(settings, engine.model_dir, home.root)
     logger.info("%s", room)

@@ -10,9 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from reef_cli import __version__
 from reef_cli.config.load import Loaded
@@ -42,18 +40,22 @@ from reef_cli.supervisor.evaluations import Asked, Evaluations
 from reef_cli.supervisor.evolution import Evolved, evolve
 from reef_cli.supervisor.harness import open_harness, open_service
 from reef_cli.supervisor.learning import contract_of, open_worker, push_weights, pushes_whole_weights
-from reef_cli.supervisor.local import LocalEngine
 from reef_cli.supervisor.meters import LearningMeters
 from reef_cli.supervisor.pointers import beside, dotted, upstream_key
 from reef_cli.supervisor.publisher import Publisher
 from reef_cli.supervisor.retention import retain
 from reef_cli.supervisor.routing import open_routing
-from reef_cli.supervisor.shadow import Shadow
 from reef_cli.supervisor.status import Status
 from reef_cli.supervisor.tracking import Tracking
 from reef_cli.telemetry.metrics import Metrics
 from reef_cli.telemetry.traces import open_tracer
 from reef_cli.trainer.handle import TrainerHandle
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from reef_cli.supervisor.local import LocalEngine
+    from reef_cli.supervisor.shadow import Shadow
 
 logger = logging.getLogger(__name__)
 
@@ -211,9 +213,11 @@ class Stack:
             return ModelAnswering(self.shadow or self.engine.serving, self.engine.chat)
         return UpstreamAnswering(engine.url or "", engine.model, upstream_key(engine), self.session)
 
-    def session(self) -> aiohttp.ClientSession:
+    def session(self) -> "aiohttp.ClientSession":
         """One pooled client for the upstream, closed with the stack."""
         if not hasattr(self, "_pool"):
+            import aiohttp
+
             self._pool = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
                 auto_decompress=False,
@@ -228,6 +232,8 @@ class Stack:
 
     async def _prepare_engine(self) -> None:
         """The local engine, not yet started; with a recipe that replaces whole weights, its way in and a second engine too."""
+        from reef_cli.supervisor.local import LocalEngine  # a provider's deployments start without it
+
         settings = self.settings
         trains = any(member.surface is Surface.WEIGHTS for member in self.members)
         whole = trains and pushes_whole_weights(settings.trainer)

@@ -174,13 +174,14 @@ def _path(target: str) -> str:
 class StreamResponse:
     """An answer written piece by piece: `prepare`, `write` as often as there is something, `write_eof`."""
 
-    __slots__ = ("_chunked", "_link", "_silent", "ended", "headers", "status")
+    __slots__ = ("_chunked", "_link", "_quick", "_silent", "ended", "headers", "status")
 
     def __init__(self, *, status: int = 200, headers: HeadersIn = ()) -> None:
         self.status = status
         self.headers: CIMultiDict[str] = CIMultiDict(headers)
         self.ended = False
         self._link: Link | None = None
+        self._quick: asyncio.Transport | None = None
         self._chunked = False
         self._silent = False
 
@@ -200,6 +201,7 @@ class StreamResponse:
             request.keep = False  # its end is the connection's
         head = link.head(request, self, "Transfer-Encoding: chunked\r\n" if self._chunked else "")
         self._link = link
+        self._quick = link.transport if self._chunked else None
         link.transport.write(head)
 
     async def write(self, data: bytes) -> None:
@@ -211,11 +213,8 @@ class StreamResponse:
 
     def write_now(self, data: bytes) -> bool:
         """Send a piece without waiting; False, and nothing was sent, unless the client has taken all that was sent before."""
-        link = self._link
-        if link is None or not self._chunked:
-            return False
-        transport = link.transport
-        if transport.is_closing() or transport.get_write_buffer_size():
+        transport = self._quick
+        if transport is None or transport.get_write_buffer_size() or transport.is_closing():
             return False
         if data:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
