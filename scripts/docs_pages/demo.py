@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs_pages.machines import where
 from docs_pages.markdown import table as markdown
 
 HEADER = ("seed", "held-out before", "after", "95 % interval", "after the rollback", "steps", "minutes", "acceptance by step")
@@ -29,9 +30,8 @@ def table(file: Path, recipe: str) -> str:
         )
         for run in mine
     ]
-    machine, commits = mine[-1]["machine"], ", ".join(sorted({run["machine"]["commit"] for run in mine}))
-    where = f"{machine['cores']} shared cores ({machine['cpu']}), commits {commits}; `benchmarks/results/demo.json`."
-    return f"{markdown(HEADER, rows)}\n\n{_told(mine)}\n\n{where}"
+    ran = where(run["machine"] for run in mine)
+    return f"{markdown(HEADER, rows)}\n\n{_told(mine)}\n\n{ran}; `benchmarks/results/demo.json`."
 
 
 def _told(runs: Sequence[Mapping[str, Any]]) -> str:

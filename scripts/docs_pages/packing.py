@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from docs_pages.compare import Measured, sentence
+from docs_pages.machines import where
 from docs_pages.markdown import table as markdown
 
 HEADER = (
@@ -35,9 +36,8 @@ def table(file: Path, recipe: str) -> str:
     parts = [part for space in ("lines", "walks") if (part := _space(result, space, own, others))]
     known = ", ".join(f"{value} for {n}" for n, value in result["best_known"].items())
     machines = [row["machine"] for row in result["arms"] if row["arm"] in (own, *others)]
-    commits = ", ".join(sorted({machine["commit"] for machine in machines}))
-    where = f"{machines[0]['cores']} shared cores ({machines[0]['cpu']}), commits {commits}" if machines else ""
-    return "\n\n".join([*parts, f"{where}; `benchmarks/results/packing.json`. Best known: {known}."])
+    ran = where(machines) if machines else ""
+    return "\n\n".join([*parts, f"{ran}; `benchmarks/results/packing.json`. Best known: {known}."])
 
 
 def _space(result: Mapping[str, Any], space: str, own: str, others: tuple[str, ...]) -> str:

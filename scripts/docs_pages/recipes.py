@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from docs_pages.compare import Measured, sentence
+from docs_pages.machines import where
 from docs_pages.markdown import table as markdown
 
 HEADER = ("", "what it does", "held-out at temperature 1 (seeds)", "95 % interval", "greedy", "minutes a run")
@@ -18,7 +19,10 @@ def table(file: Path, folder: str) -> str:
     result = json.loads(file.read_text(encoding="utf-8"))
     found = {name: rows for name, rows in result["table"].items() if name.split()[0] == folder}
     parts = [_variant(name if len(found) > 1 else "", rows) for name, rows in found.items()]
-    return "\n\n".join([*parts, _machine(result, file.name)])
+    arms = {row["arm"] for rows in found.values() for row in rows.values()}
+    ran = where(cell["machine"] for cell in result["cells"].values() if cell["arm"] in arms)
+    budget = f"{result['steps']} steps of {result['batch']} answers"
+    return "\n\n".join([*parts, f"{budget}, {ran}; `benchmarks/results/{file.name}`."])
 
 
 def _variant(name: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -48,12 +52,3 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     alone = "the same for every seed" if row["arm"] == "frozen" else "one run"
     shown = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else alone
     return row["about"], f"{row['sampled']:.2f} ({seeds})", shown, f"{row['greedy']:.2f}", f"{row['minutes']:.1f}"
-
-
-def _machine(result: Mapping[str, Any], file: str) -> str:
-    commits = sorted({cell["machine"]["commit"] for cell in result["cells"].values()})
-    machine = result["machine"]
-    return (
-        f"{result['steps']} steps of {result['batch']} answers, {machine['cores']} shared cores ({machine['cpu']}), commits"
-        f" {', '.join(commits)}; `benchmarks/results/{file}`."
-    )
