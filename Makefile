@@ -53,7 +53,7 @@ test-clients: setup  ## install the real agents and clients from npm and PyPI an
 
 fuzz: setup  ## more than 10,000 odd requests to every route and dialect; writes benchmarks/results/fuzz.json
 	@REEF_FUZZ_EXAMPLES=2500 REEF_FUZZ_OUT=benchmarks/results/fuzz.json $(BIN)/python -m pytest --timeout 3600 \
-		tests/gateway/test_fuzz.py tests/gateway/test_fuzz_inference.py tests/e2e/test_fuzz.py
+		tests/gateway/test_fuzz.py tests/gateway/test_fuzz_http.py tests/gateway/test_fuzz_inference.py tests/e2e/test_fuzz.py
 
 clean:  ## remove the environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

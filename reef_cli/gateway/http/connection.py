@@ -198,11 +198,11 @@ class Connection(asyncio.Protocol):
         """The answer is out: go on to the next request, read over what is left of this one, or close."""
         if self._gone or self.transport.is_closing():
             return
-        if self._refused:
-            self._close()
-        elif self._waiting and request.keep:
+        if self._waiting and request.keep:
             self._begin()
             self.flow()
+        elif self._refused:
+            self._close()
         elif self._coming is not request:
             self._fall_idle(request)
         elif request.body.unasked:
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
         listener = self._listener
         if listener.decorate is not None:
             listener.decorate(request, response)
-        if listener.closing or self._refused:
+        if listener.closing or (self._refused and not self._waiting):
             request.keep = False
         if not request.keep:
             framing += _CLOSE
