@@ -60,7 +60,13 @@ def test_a_recipe_that_does_not_beat_its_control_says_so(tmp_path: Path) -> None
         "frozen": cell_row("frozen", [0.3], None),
     }
     machine = {"cores": "2", "cpu": "some", "commit": "abc"}
-    result = {"machine": machine, "steps": 6, "batch": 16, "table": {"sdpo": rows}, "cells": {"sdpo/0": {"machine": machine}}}
+    result = {
+        "machine": machine,
+        "steps": 6,
+        "batch": 16,
+        "table": {"sdpo": rows},
+        "cells": {"sdpo/0": {"arm": "sdpo", "machine": machine}},
+    }
     file = tmp_path / "recipes_cpu.json"
     file.write_text(json.dumps(result))
     text = recipes.table(file, "sdpo")
