@@ -7,10 +7,13 @@ Each lookup is one index seek, and a turn of a running conversation needs one or
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple
 
 from reef_cli.core.types import Inference
 from reef_cli.experience.chain import Message, continuation_points, role_of
+from reef_cli.experience.held import MOST
 
 RETRY_S = 10.0
 """The same body in the same session within this time is a client trying again."""
@@ -20,8 +23,9 @@ _FOUND = (
 )
 
 
-class Session(NamedTuple):
-    """A session as the writer knows it; `row` is None until its first record is written."""
+@dataclass(slots=True)
+class Session:
+    """A session as the writer knows it; `row` is None until its first record is written. Changes with what is stored in it."""
 
     row: int | None
     key: str
@@ -77,22 +81,31 @@ class Placing:
         self.remember(scenario, found)
         return found
 
-    def place(self, scenario: int, record: Inference, links: Sequence[int], body_hash: int) -> Place:
-        """The place of a record among those stored before it. `links` is its messages' chain."""
+    def seen(self, links: Sequence[int]) -> set[int]:
+        """Those of the links that stand for the messages of a stored record."""
+        found: set[int] = set()
+        for start in range(0, len(links), MOST):
+            part = links[start : start + MOST]
+            found.update(row[0] for row in self._connection.execute(_seen(len(part)), part))
+        return found
+
+    def place(self, scenario: int, record: Inference, links: Sequence[int], body_hash: int, new: bool = False) -> Place:
+        """The place of a record among those stored before it. `links` is its messages' chain; `new` says that none of them
+        has the same messages."""
         named = record.session or record.tags.get("session")
         if named is None:
-            return self._by_prefix(scenario, record, links, body_hash)
+            return self._by_prefix(scenario, record, links, body_hash, new)
         session = self.session(scenario, named) or Session(None, named, "tag", False)
         if session.row is None:
             return Place(session, None, None)
         parent = self._continued(record.messages, links, session.row)
-        again = self._same(links, session.row)
+        again = None if new else self._same(links, session.row)
         retry = again.seq if again is not None and _retried(again, record, body_hash) else None
         return Place(session, parent.seq if parent else None, retry)
 
-    def _by_prefix(self, scenario: int, record: Inference, links: Sequence[int], body_hash: int) -> Place:
-        parent = self._continued(record.messages, links, None)
-        again = self._same(links, None)
+    def _by_prefix(self, scenario: int, record: Inference, links: Sequence[int], body_hash: int, new: bool) -> Place:
+        parent = self._continued(record.messages, links, None) if len(links) > 1 else None
+        again = None if new else self._same(links, None)
         # Equal first requests of different users are no retries; an unanswered one that comes again is.
         if again is not None and (again.complete or not _retried(again, record, body_hash)):
             again = None
@@ -133,6 +146,8 @@ def _retried(earlier: _Found, record: Inference, body_hash: int) -> bool:
     return recent and (earlier.body_hash == body_hash or not earlier.complete)
 
 
-def with_tools(session: Session) -> Session:
-    """The session once a request of it offered tools."""
-    return session._replace(tools=True)
+@cache
+def _seen(count: int) -> str:
+    """One statement for so many links: a group of records comes with a look-up each."""
+    rows = ", ".join(["(?)"] * count)
+    return f"SELECT column1 FROM (VALUES {rows}) WHERE EXISTS (SELECT 1 FROM records WHERE chain = column1)"
