@@ -20,6 +20,7 @@ RECALL_BYTES = 8 << 20
 _SHARED = 128
 """A base must share this many bytes at one end of one text; less would save next to nothing, and is quickly seen."""
 _COLUMNS = ("body", "talk", "ids")
+OFTEN_NULL = ("base", "talk", "ids", "logprobs", "mask")
 COLUMNS = (
     "seq, base, hops, meta, body, body_head, body_tail, body_size, talk, talk_head, talk_tail, talk_size,"
     " ids, ids_head, ids_tail, ids_size, logprobs, mask"
@@ -184,17 +185,19 @@ def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan | No
 
 
 def row_of(seq: int, payload: Payload, stored: Plan | None) -> tuple[object, ...]:
-    """The row of a payload in the order of `COLUMNS`."""
+    """The row of a payload in the order of `COLUMNS`, with 0 for the NULL of those that often are."""
     meta, body, talk, ids, logprobs, mask, *_ = payload
     if stored is None:
         return (
-            seq, None, 0, meta, body, 0, 0, len(body), talk, 0, 0, len(talk), ids, 0, 0, len(ids),
-            logprobs or None, mask or None,
+            seq, 0, 0, meta, body, 0, 0, len(body), talk or 0, 0, 0, len(talk), ids or 0, 0, 0, len(ids),
+            logprobs or 0, mask or 0,
         )  # fmt: skip
-    row: list[object] = [seq, stored.base, stored.hops, meta]
-    for delta in stored.deltas:
-        row += (delta.data, delta.head, delta.tail, delta.size)
-    return (*row, logprobs or None, mask or None)
+    one, two, three = stored.deltas
+    return (
+        seq, stored.base, stored.hops, meta, one.data, one.head, one.tail, one.size,
+        two.data or 0, two.head, two.tail, two.size, three.data or 0, three.head, three.tail, three.size,
+        logprobs or 0, mask or 0,
+    )  # fmt: skip
 
 
 def write_note(connection: sqlite3.Connection, seq: int, meta: bytes) -> None:

@@ -6,7 +6,7 @@ first that may look for them (`settle`), and are placed and written together. Me
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from reef_cli.experience import bodies
 from reef_cli.experience.chain import Message, answer_link, links
 from reef_cli.experience.codec import checked_id, dumps
 from reef_cli.experience.eligibility import trainable_tokens
-from reef_cli.experience.held import Held, Lately
+from reef_cli.experience.held import OR_NULL, Held, Lately
 from reef_cli.experience.model import Role, Scenario
 from reef_cli.experience.payload import Payload, encode
 from reef_cli.experience.placing import Place, Placing, Session
@@ -31,6 +31,7 @@ _RECORD = (
     " dialect, model, release_id, weight_version, summary, complete, finish, error, prompt_tokens, output_tokens,"
     " trainable_tokens, stored_bytes, kind"
 )
+_OFTEN_NULL = ("parent", "retry_of", "release_id", "weight_version", "error")
 _SESSION = "id, scenario_id, key, source, tools, started_at, last_at, turns, output_tokens, trainable_tokens, summary, records"
 _SESSION_AGAIN = (
     "UPDATE sessions SET tools = ?, last_at = max(last_at, ?), records = records + 1, turns = turns + ?,"
@@ -55,7 +56,6 @@ class _Exchange:
     scenario: int
     payload: Payload
     opening: int
-    tip: bodies.Recent | None
     chain: list[int]
     following: int | None
     tools: bool
@@ -72,9 +72,9 @@ class Ingest:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.placing = Placing(connection, self.settle)
-        self._sessions = Held("sessions", _SESSION, "1")
-        self._payloads = Held("payloads", bodies.COLUMNS)
-        self._records = Held("records", _RECORD, "'inference'")
+        self._sessions = Held("sessions", _SESSION, records="1")
+        self._payloads = Held("payloads", bodies.COLUMNS, **dict.fromkeys(bodies.OFTEN_NULL, OR_NULL))
+        self._records = Held("records", _RECORD, kind="'inference'", **dict.fromkeys(_OFTEN_NULL, OR_NULL))
         self._waiting: list[_Exchange] = []
         self._links: set[int] = set()
         """Links that later records may look for among those that wait."""
@@ -138,12 +138,20 @@ class Ingest:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._links.clear()
-            ends = [exchange.chain[-1] for exchange in waiting if exchange.chain]
-            # One alone is asked for as it is placed.
-            seen = self.placing.seen(ends) if len(ends) > 1 else ends
-            for exchange in waiting:
-                self._place(exchange, new=not exchange.chain or exchange.chain[-1] not in seen)
+            try:
+                self._place_all(waiting)
+            except Exception:
+                # They were accepted: the transaction must not end without them, whoever takes this error for its own.
+                self._waiting = waiting
+                raise
         self._insert()
+
+    def _place_all(self, waiting: Sequence[_Exchange]) -> None:
+        ends = [exchange.chain[-1] for exchange in waiting if exchange.chain]
+        # One alone is asked for as it is placed.
+        seen = self.placing.seen(ends) if len(ends) > 1 else ends
+        for exchange in waiting:
+            self._place(exchange, new=not exchange.chain or exchange.chain[-1] not in seen)
 
     def _insert(self) -> None:
         """Write the rows held back."""
@@ -200,15 +208,13 @@ class Ingest:
         role = classify(messages, tools=tools, tags=record.tags)
         summary = summary_of(messages)
         prompt, output, trainable = _token_counts(record)
-        return _Exchange(
-            record, scenario, payload, opening, tip, chain, following, tools, role, summary, prompt, output, trainable
-        )
+        return _Exchange(record, scenario, payload, opening, chain, following, tools, role, summary, prompt, output, trainable)
 
     def _place(self, exchange: _Exchange, new: bool) -> None:
         record, scenario, payload, chain = exchange.record, exchange.scenario, exchange.payload, exchange.chain
         place = self.placing.place(scenario, record, chain, payload.body_hash, new)
         template = (scenario, record.dialect)
-        stored = bodies.plan(payload, self._bases(place, exchange.tip, template))
+        stored = bodies.plan(payload, self._bases(place, self._recall.get(self._tips.get(exchange.opening)), template))
 
         seq = self.sequence()
         own = len(payload.meta) + len(payload.logprobs) + len(payload.mask)
@@ -242,27 +248,29 @@ class Ingest:
         record, payload, chain = exchange.record, exchange.payload, exchange.chain
         session, parent, retry = place
         role: Role = "retry" if retry is not None else exchange.role or ("side" if session.tools else "turn")
-        home = self._write_session(exchange, session, turn=role == "turn")
+        home = self._write_session(exchange, session, 1 if role == "turn" else 0)
         self._records.add((
-            seq, record.id, exchange.scenario, record.created_at, payload.digest, home, parent,
-            chain[-1] if chain else None, exchange.following, payload.body_hash, role, retry, record.dialect,
-            record.model, record.release_id, record.weight_version, exchange.summary, record.complete, record.finish,
-            record.error, exchange.prompt, exchange.output, exchange.trainable, size,
+            seq, record.id, exchange.scenario, record.created_at, payload.digest, home, parent or 0,
+            chain[-1] if chain else None, exchange.following, payload.body_hash, role, retry or 0, record.dialect,
+            record.model, 0 if record.release_id is None else record.release_id,
+            0 if record.weight_version is None else record.weight_version, exchange.summary, 1 if record.complete else 0,
+            record.finish, 0 if record.error is None else record.error, exchange.prompt, exchange.output,
+            exchange.trainable, size,
         ))  # fmt: skip
 
-    def _write_session(self, exchange: _Exchange, session: Session, turn: bool) -> int:
+    def _write_session(self, exchange: _Exchange, session: Session, turn: int) -> int:
         at, output, trainable = exchange.record.created_at, exchange.output, exchange.trainable
         session.tools = session.tools or exchange.tools
+        tools = 1 if session.tools else 0
         if session.row is not None:
             if self._sessions:
                 self._insert()  # the session's own row may be among those held back
-            self.connection.execute(_SESSION_AGAIN, (session.tools, at, turn, output, trainable, session.row))
+            self.connection.execute(_SESSION_AGAIN, (tools, at, turn, output, trainable, session.row))
             return session.row
         row = session.row = self._next_session
         self._next_session += 1
         self._sessions.add((
-            row, exchange.scenario, session.key, session.source, session.tools, at, at, turn,
-            output, trainable, exchange.summary,
+            row, exchange.scenario, session.key, session.source, tools, at, at, turn, output, trainable, exchange.summary,
         ))  # fmt: skip
         self.placing.remember(exchange.scenario, session)
         return row

@@ -2,7 +2,8 @@
 
 Runs on the writer's connection. A session named by the client holds everything sent under that name; otherwise an exchange
 joins the session of the record whose messages (and answer) its own messages continue, and begins a session when there is none.
-Each lookup is one index seek, and a turn of a running conversation needs one or two.
+Each lookup is one index seek (past newer records with the same messages where the answer is given as well); a turn of a running
+conversation needs one, and what a group of records begins with is looked up at once.
 """
 
 import sqlite3
@@ -19,8 +20,17 @@ RETRY_S = 10.0
 """The same body in the same session within this time is a client trying again."""
 _FOUND = (
     "SELECT r.seq, r.session_id, r.created_at, r.complete, r.body_hash, s.key FROM records r"
-    " JOIN sessions s ON s.id = r.session_id"
+    " JOIN sessions s ON s.id = r.session_id WHERE r.chain = ?"
 )
+_FIND = {
+    (
+        answered,
+        named,
+    ): f"{_FOUND}{' AND r.next = ?' if answered else ''} AND {where} ORDER BY r.session_id DESC, r.seq DESC LIMIT 1"
+    for answered in (False, True)
+    for named, where in ((False, "s.source = 'prefix'"), (True, "r.session_id = ?"))
+}
+"""The newest record by whether its answer is given as well, and whether the session is."""
 
 
 @dataclass(slots=True)
@@ -123,20 +133,18 @@ class Placing:
     def _continued(self, messages: Sequence[Message], links: Sequence[int], session: int | None) -> _Found | None:
         for count in continuation_points(messages):
             answered = role_of(messages[count]) == "assistant"
-            found = self._find("next", links[count], session) if answered else None
-            if found := found or self._find("chain", links[count - 1], session):
+            found = self._find(session, links[count - 1], links[count]) if answered else None
+            if found := found or self._find(session, links[count - 1]):
                 return found
         return None
 
     def _same(self, links: Sequence[int], session: int | None) -> _Found | None:
-        return self._find("chain", links[-1], session) if links else None
+        return self._find(session, links[-1]) if links else None
 
-    def _find(self, column: Literal["chain", "next"], link: int, session: int | None) -> _Found | None:
-        """The newest record with that link in the session, or in any session that no client named."""
-        where, parameters = ("r.session_id = ?", (link, session)) if session is not None else ("s.source = 'prefix'", (link,))
-        row = self._connection.execute(
-            f"{_FOUND} WHERE r.{column} = ? AND {where} ORDER BY r.session_id DESC, r.seq DESC LIMIT 1", parameters
-        ).fetchone()
+    def _find(self, session: int | None, asked: int, answered: int | None = None) -> _Found | None:
+        """The newest record with those links in the session, or in any session that no client named."""
+        parameters = [link for link in (asked, answered, session) if link is not None]
+        row = self._connection.execute(_FIND[answered is not None, session is not None], parameters).fetchone()
         return None if row is None else _Found(*row)
 
 
