@@ -19,54 +19,62 @@ _SCENARIO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RELEASE = re.compile(r"r(\d+)-[0-9a-f]{8}")
 
 _lock = threading.Lock()
-_last = 0
+_last = ""
 
 
 class Chance:
-    """The system's randomness, fetched for many ids at once: a call to the system for each costs more than the id."""
+    """The system's randomness as pieces of hex digits, fetched for many ids at once: to ask for each costs more than the id.
 
-    _FETCHED = 4096
+    `keep` and `put` say which bits of each piece are random and what the others are.
+    """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left = b""
-        self._at = 0
+    _PIECES = 256
+
+    def __init__(self, size: int, keep: bytes = b"", put: bytes = b"") -> None:
+        self._size = size
+        self._keep = int.from_bytes((keep or b"\xff" * size) * self._PIECES)
+        self._put = int.from_bytes((put or bytes(size)) * self._PIECES)
+        self._left: list[str] = []
         os.register_at_fork(after_in_child=self._start_anew)
 
-    def bits(self, count: int) -> int:
-        """`count` random bits that nobody can foresee and no other process gets, up to 1024."""
-        size = (count + 7) // 8
-        with self._lock:
-            if self._at + size > len(self._left):
-                self._left, self._at = os.urandom(self._FETCHED), 0
-            found = self._left[self._at : self._at + size]
-            self._at += size
-        return int.from_bytes(found) >> 8 * size - count
+    def draw(self) -> str:
+        """`2 * size` digits that nobody can foresee and no one else gets, in this process or another. Takes no lock."""
+        while True:
+            try:
+                return self._left.pop()
+            except IndexError:
+                self._left = self._fetched()
+
+    def _fetched(self) -> list[str]:
+        size = self._size * self._PIECES
+        text = (int.from_bytes(os.urandom(size)) & self._keep | self._put).to_bytes(size).hex()
+        return [text[at : at + 2 * self._size] for at in range(0, 2 * size, 2 * self._size)]
 
     def _start_anew(self) -> None:
-        """In a forked child: what is left belongs to the parent, whose thread may hold the lock."""
-        self._lock, self._left, self._at = threading.Lock(), b"", 0
+        """In a forked child: what is left belongs to the parent."""
+        self._left = []
 
 
-_chance = Chance()
+# Behind the time of a UUIDv7: version 7 and variant 0b10 among 74 random bits.
+_tails = Chance(10, bytes.fromhex("0fff3fffffffffffffff"), bytes.fromhex("70008000000000000000"))
+_words = Chance(16)
 
 
 def new_id() -> str:
     """A fresh UUIDv7 as 32 hex digits, greater than every id this process made before."""
     global _last
-    chance = _chance.bits(74)
-    stamp = (time.time_ns() // 1_000_000) << 80 | 0x7 << 76 | (chance >> 62) << 64 | 0b10 << 62 | chance & (1 << 62) - 1
+    found = f"{time.time_ns() // 1_000_000:012x}{_tails.draw()}"
     with _lock:
-        if stamp <= _last:
+        if found <= _last:
             # Same millisecond, or the clock stepped back: count up in the 62 random bits, keeping version and variant.
-            stamp = _last + 1
-        _last = stamp
-    return f"{stamp:032x}"
+            found = f"{int(_last, 16) + 1:032x}"
+        _last = found
+    return found
 
 
 def random_hex(digits: int) -> str:
-    """So many random hex digits."""
-    return f"{_chance.bits(4 * digits):0{digits}x}"
+    """Up to 32 random hex digits."""
+    return _words.draw()[:digits]
 
 
 def new_release_id(step: int) -> ReleaseId:

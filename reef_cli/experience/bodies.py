@@ -7,6 +7,7 @@ from the database. Which payload serves as base is a matter of size only and nev
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from reef_cli.core.types import Inference
@@ -19,6 +20,7 @@ RECALL_BYTES = 8 << 20
 _SHARED = 128
 """A base must share this many bytes at one end of one text; less would save next to nothing, and is quickly seen."""
 _COLUMNS = ("body", "talk", "ids")
+OFTEN_NULL = ("base", "talk", "ids", "logprobs", "mask")
 COLUMNS = (
     "seq, base, hops, meta, body, body_head, body_tail, body_size, talk, talk_head, talk_tail, talk_size,"
     " ids, ids_head, ids_tail, ids_size, logprobs, mask"
@@ -30,7 +32,8 @@ _ANCESTORS = f"""
     ) SELECT {_SELECT} FROM payloads WHERE seq IN (SELECT seq FROM up)"""
 
 
-class Texts(NamedTuple):
+@dataclass(slots=True)
+class Texts:
     """The three texts of an exchange, whole, and how many bases lie under its row."""
 
     body: bytes
@@ -39,18 +42,20 @@ class Texts(NamedTuple):
     hops: int
 
 
-class Recent(NamedTuple):
-    """A lately written exchange: what the next turn of its conversation is compared with."""
+@dataclass(slots=True)
+class Recent(Texts):
+    """A lately written exchange: what the next turn of its conversation is compared with. `weight` is its bytes in memory."""
 
     seq: int
-    texts: Texts
     messages: Sequence[Mapping[str, Any]]
     links: Sequence[int]
+    weight: int
 
-    @property
-    def weight(self) -> int:
-        """Rough bytes in memory; parsed messages take about thrice their text."""
-        return 4 * len(self.texts.body) + len(self.texts.talk) + len(self.texts.ids) + 1000
+
+def recent(seq: int, payload: Payload, hops: int, messages: Sequence[Mapping[str, Any]], links: Sequence[int]) -> Recent:
+    """An exchange as it is kept in memory; parsed messages take about thrice their text."""
+    body, talk, ids = payload.body, payload.talk, payload.ids
+    return Recent(body, talk, ids, hops, seq, messages, links, 4 * len(body) + len(talk) + len(ids) + 1000)
 
 
 class Recall:
@@ -68,7 +73,8 @@ class Recall:
         return entry
 
     def put(self, entry: Recent) -> None:
-        self.drop(entry.seq)
+        if entry.seq in self._entries:
+            self.drop(entry.seq)
         self._entries[entry.seq] = entry
         self._held += entry.weight
         while self._held > self._limit and len(self._entries) > 1:
@@ -144,18 +150,17 @@ class Reader:
 class Plan(NamedTuple):
     """How a payload will be stored: against which base, and as which deltas of body, talk and ids, in how many bytes."""
 
-    base: int | None
+    base: int
     hops: int
     deltas: tuple[Delta, Delta, Delta]
     cost: int
 
 
 def _akin(payload: Payload, texts: Texts) -> bool:
-    return _alike(payload.body, texts.body) or _alike(payload.talk, texts.talk) or _alike(payload.ids, texts.ids)
-
-
-def _alike(mine: bytes, base: bytes) -> bool:
-    return bool(mine) and (mine[:_SHARED] == base[:_SHARED] or mine[-_SHARED:] == base[-_SHARED:])
+    for mine, base in ((payload.body, texts.body), (payload.talk, texts.talk), (payload.ids, texts.ids)):
+        if mine and (mine[:_SHARED] == base[:_SHARED] or mine[-_SHARED:] == base[-_SHARED:]):
+            return True
+    return False
 
 
 def _against(payload: Payload, base: int, texts: Texts) -> Plan:
@@ -163,8 +168,8 @@ def _against(payload: Payload, base: int, texts: Texts) -> Plan:
     return Plan(base, texts.hops + 1, (body, talk, ids), len(body.data) + len(talk.data) + len(ids.data))
 
 
-def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:
-    """The cheapest way to store a payload; the first candidate that shares half of it is taken without looking on."""
+def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan | None:
+    """The cheapest way to store a payload, None for alone; the first candidate that shares half of it is taken at once."""
     cost = len(payload.body) + len(payload.talk) + len(payload.ids)
     best: Plan | None = None
     least = cost - MIN_SAVING
@@ -176,21 +181,23 @@ def plan(payload: Payload, candidates: Iterable[tuple[int, Texts]]) -> Plan:
             best, least = found, found.cost
             if found.cost * 2 < cost:
                 break
-    return best or _alone(payload, cost)
+    return best
 
 
-def _alone(payload: Payload, cost: int) -> Plan:
-    body, talk, ids = payload.body, payload.talk, payload.ids
-    return Plan(None, 0, (Delta(0, 0, body, len(body)), Delta(0, 0, talk, len(talk)), Delta(0, 0, ids, len(ids))), cost)
-
-
-def row_of(seq: int, payload: Payload, stored: Plan) -> tuple[list[object], int]:
-    """The row of a payload in the order of `COLUMNS`, and the bytes it takes."""
-    row: list[object] = [seq, stored.base, stored.hops, payload.meta]
-    for delta in stored.deltas:
-        row += (delta.data, delta.head, delta.tail, delta.size)
-    row += (payload.logprobs or None, payload.mask or None)
-    return row, len(payload.meta) + stored.cost + len(payload.logprobs) + len(payload.mask)
+def row_of(seq: int, payload: Payload, stored: Plan | None) -> tuple[object, ...]:
+    """The row of a payload in the order of `COLUMNS`, with 0 for the NULL of those that often are."""
+    meta, body, talk, ids, logprobs, mask, *_ = payload
+    if stored is None:
+        return (
+            seq, 0, 0, meta, body, 0, 0, len(body), talk or 0, 0, 0, len(talk), ids or 0, 0, 0, len(ids),
+            logprobs or 0, mask or 0,
+        )  # fmt: skip
+    one, two, three = stored.deltas
+    return (
+        seq, stored.base, stored.hops, meta, one.data, one.head, one.tail, one.size,
+        two.data or 0, two.head, two.tail, two.size, three.data or 0, three.head, three.tail, three.size,
+        logprobs or 0, mask or 0,
+    )  # fmt: skip
 
 
 def write_note(connection: sqlite3.Connection, seq: int, meta: bytes) -> None:

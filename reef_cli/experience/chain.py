@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from struct import Struct
 from typing import Any
 
 import orjson
 
 Message = Mapping[str, Any]
 
+_LINK = Struct("<q")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 _VOLATILE = re.compile(
@@ -43,14 +45,16 @@ def text_of(content: Any) -> str:
 def role_of(message: Message) -> str:
     """`developer` is `system` under another name."""
     role = message.get("role")
-    return "system" if role == "developer" else str(role)
+    if not isinstance(role, str):
+        return str(role)
+    return "system" if role == "developer" else role
 
 
 def message_key(message: Message) -> bytes:
     """The normal form of a message as bytes: equal for what a client means to be the same message."""
     role = role_of(message)
     content = message.get("content")
-    text = text_of(content)
+    text = content if isinstance(content, str) else text_of(content)
     if role == "system":
         text = _VOLATILE.sub("", text)
     elif "<system-reminder>" in text:
@@ -87,17 +91,20 @@ def _call(call: Any) -> list[Any]:
 
 def digest64(data: bytes) -> int:
     """64 bits of SHA-256 as a signed integer, the form SQLite indexes best."""
-    return int.from_bytes(sha256(data).digest()[:8], "little", signed=True)
+    found: int = _LINK.unpack_from(sha256(data).digest())[0]
+    return found
 
 
 def follow(link: int, message: Message) -> int:
     """The link after `link` when `message` comes next."""
-    return digest64(link.to_bytes(8, "little", signed=True) + message_key(message))
+    return digest64(_LINK.pack(link) + message_key(message))
 
 
 def answer_link(link: int, answer: Message | None) -> int | None:
     """The link by which a later request that replays this answer is recognised."""
-    return None if answer is None else follow(link, {**answer, "role": "assistant"})
+    if answer is None:
+        return None
+    return follow(link, answer if answer.get("role") == "assistant" else {**answer, "role": "assistant"})
 
 
 def links(messages: Sequence[Message], seed: int, known: Sequence[Message] = (), known_links: Sequence[int] = ()) -> list[int]:
@@ -107,13 +114,14 @@ def links(messages: Sequence[Message], seed: int, known: Sequence[Message] = (),
     again, which keeps the cost of a turn near that of its new messages.
     """
     shared = 0
-    for mine, theirs in zip(messages, known, strict=False):
-        if mine != theirs:
-            break
-        shared += 1
+    if known:
+        for mine, theirs in zip(messages, known, strict=False):
+            if mine != theirs:
+                break
+            shared += 1
     chain = list(known_links[:shared])
     last = chain[-1] if chain else seed
-    for message in messages[shared:]:
+    for message in messages[shared:] if shared else messages:
         last = follow(last, message)
         chain.append(last)
     return chain

@@ -5,22 +5,25 @@ rows, and an id that cannot be stored yet is not looked up. Knows no table.
 """
 
 import sqlite3
+from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 
-_MOST = 16
+OR_NULL = "nullif(?, 0)"
+"""Stands for a column that is often NULL, of a row that has 0 instead: None takes six times as long to bind as a number."""
+MOST = 16
 """Rows of one statement; every count is a prepared statement of its own."""
 
 
 class Held:
-    """Rows for one table. `columns` are the names, comma separated; `constant` is what all rows have in the last of them."""
+    """Rows for one table. `columns` are the names, comma separated; `marks` say how one is given in SQL, if not as it is.
 
-    def __init__(self, table: str, columns: str, constant: str | None = None) -> None:
-        marks = ["?"] * len(columns.split(", "))
-        if constant is not None:
-            marks[-1] = constant
+    A column whose mark has no `?` is left out of the rows.
+    """
+
+    def __init__(self, table: str, columns: str, **marks: str) -> None:
         self._head = f"INSERT INTO {table} ({columns}) VALUES "
-        self._row = f"({', '.join(marks)})"
+        self._row = f"({', '.join(marks.get(name, '?') for name in columns.split(', '))})"
         self._statements: dict[int, str] = {}
         self._rows: list[Sequence[object]] = []
 
@@ -36,8 +39,8 @@ class Held:
     def insert(self, connection: sqlite3.Connection) -> None:
         """Write what is held, in order, and hold it no more."""
         rows, self._rows = self._rows, []
-        for start in range(0, len(rows), _MOST):
-            part = rows[start : start + _MOST]
+        for start in range(0, len(rows), MOST):
+            part = rows[start : start + MOST]
             connection.execute(self._statement(len(part)), tuple(chain.from_iterable(part)))
 
     def _statement(self, count: int) -> str:
@@ -52,12 +55,14 @@ class Lately:
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._greatest = ""
-        self._ids: dict[str, None] = {}
+        self._ids: set[str] = set()
+        self._order: deque[str] = deque()
 
     def reset(self, greatest: str) -> None:
         """Begin anew; `greatest` is the greatest id stored."""
         self._greatest = greatest
         self._ids.clear()
+        self._order.clear()
 
     def maybe(self, record_id: str) -> bool:
         """False only when the id is surely new."""
@@ -65,8 +70,11 @@ class Lately:
 
     def add(self, record_id: str) -> None:
         """The id is, or may be, stored from now on."""
-        self._ids[record_id] = None
-        if len(self._ids) > self._most:
-            oldest = next(iter(self._ids))
-            del self._ids[oldest]
+        if record_id in self._ids:
+            return
+        self._ids.add(record_id)
+        self._order.append(record_id)
+        if len(self._order) > self._most:
+            oldest = self._order.popleft()
+            self._ids.remove(oldest)
             self._greatest = max(self._greatest, oldest)

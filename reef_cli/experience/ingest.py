@@ -1,25 +1,25 @@
 """How exchanges enter the database: encoded, placed in their session, stored as a delta. Runs on the writer's thread only.
 
-Everything that can refuse a record comes before the first insert, so a refused record leaves no trace and needs no savepoint;
-what can fail after that is the disk, which rolls back the whole batch. Rows wait for the end of the transaction, or for the
-first that may look for them (`settle`). Memory held between transactions is only a cache.
+Everything that can refuse a record is done as it comes, so a refused record leaves no trace and needs no savepoint; what can
+fail after that is the disk, which rolls back the whole batch. Accepted records wait for the end of the transaction, or for the
+first that may look for them (`settle`), and are placed and written together. Memory held between transactions is only a cache.
 """
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from reef_cli.core.errors import ContentConflict
 from reef_cli.core.types import Inference
 from reef_cli.experience import bodies
-from reef_cli.experience.chain import answer_link, links
+from reef_cli.experience.chain import Message, answer_link, links
 from reef_cli.experience.codec import checked_id, dumps
 from reef_cli.experience.eligibility import trainable_tokens
-from reef_cli.experience.held import Held, Lately
+from reef_cli.experience.held import OR_NULL, Held, Lately
 from reef_cli.experience.model import Role, Scenario
 from reef_cli.experience.payload import Payload, encode
-from reef_cli.experience.placing import Place, Placing, Session, with_tools
+from reef_cli.experience.placing import Place, Placing, Session
 from reef_cli.experience.schema import COUNTERS
 from reef_cli.experience.side import classify, has_tools, summary_of
 
@@ -31,6 +31,7 @@ _RECORD = (
     " dialect, model, release_id, weight_version, summary, complete, finish, error, prompt_tokens, output_tokens,"
     " trainable_tokens, stored_bytes, kind"
 )
+_OFTEN_NULL = ("parent", "retry_of", "release_id", "weight_version", "error")
 _SESSION = "id, scenario_id, key, source, tools, started_at, last_at, turns, output_tokens, trainable_tokens, summary, records"
 _SESSION_AGAIN = (
     "UPDATE sessions SET tools = ?, last_at = max(last_at, ?), records = records + 1, turns = turns + ?,"
@@ -38,13 +39,27 @@ _SESSION_AGAIN = (
 )
 
 
-class _Facts(NamedTuple):
-    """What the row of an exchange says besides its own fields."""
+_COUNTER = {name: place for place, name in enumerate(COUNTERS)}
+_INFERENCES, _INCOMPLETE = _COUNTER["inferences"], _COUNTER["incomplete"]
+_STORED_BYTES, _NAIVE_BYTES = _COUNTER["stored_bytes"], _COUNTER["naive_bytes"]
+_COUNT = f"UPDATE scenarios SET {', '.join(f'{name} = {name} + ?' for name in COUNTERS)} WHERE id = ?"
 
-    tools: bool
-    role: Role
-    link: int | None
+
+@dataclass(slots=True)
+class _Exchange:
+    """An accepted record on its way to its place, with all that its row says and that could fail to be worked out.
+
+    `role` is None for a turn that may be side traffic of its session.
+    """
+
+    record: Inference
+    scenario: int
+    payload: Payload
+    opening: int
+    chain: list[int]
     following: int | None
+    tools: bool
+    role: Role | None
     summary: str
     prompt: int
     output: int
@@ -57,15 +72,17 @@ class Ingest:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.placing = Placing(connection, self.settle)
-        self._sessions = Held("sessions", _SESSION, "1")
-        self._payloads = Held("payloads", bodies.COLUMNS)
-        self._records = Held("records", _RECORD, "'inference'")
+        self._sessions = Held("sessions", _SESSION, records="1")
+        self._payloads = Held("payloads", bodies.COLUMNS, **dict.fromkeys(bodies.OFTEN_NULL, OR_NULL))
+        self._records = Held("records", _RECORD, kind="'inference'", **dict.fromkeys(_OFTEN_NULL, OR_NULL))
+        self._waiting: list[_Exchange] = []
         self._links: set[int] = set()
+        """Links that later records may look for among those that wait."""
         self._known = Lately()
         self._recall = bodies.Recall()
-        self._tips: dict[tuple[int, str, int], int] = {}
+        self._tips: dict[int, int] = {}
         self._templates: dict[tuple[int, str], int] = {}
-        self._tally: Counter[tuple[int, str]] = Counter()
+        self._tally: dict[int, list[int]] = {}
         self._next = self._next_session = 0
         self.reset()
 
@@ -78,6 +95,7 @@ class Ingest:
         self._tally.clear()
         for held in (self._sessions, self._payloads, self._records):
             held.clear()
+        self._waiting.clear()
         self._links.clear()
         self._next = max(self._next, (self._greatest("records", "seq") or 0) + 1)
         self._next_session = max(self._next_session, (self._greatest("sessions", "id") or 0) + 1)
@@ -87,11 +105,11 @@ class Ingest:
         """One seek in an index; None for an empty table."""
         return self.connection.execute(f"SELECT max({column}) FROM {table}").fetchone()[0]
 
-    def mark(self) -> Counter[tuple[int, str]]:
+    def mark(self) -> dict[int, list[int]]:
         """What `undo` needs to go back to now."""
-        return self._tally.copy()
+        return {scenario: list(counts) for scenario, counts in self._tally.items()}
 
-    def undo(self, mark: Counter[tuple[int, str]]) -> None:
+    def undo(self, mark: dict[int, list[int]]) -> None:
         """Follow a savepoint that was rolled back: counts as they were at `mark`, caches empty."""
         self.reset()
         self._tally = mark
@@ -108,22 +126,44 @@ class Ingest:
 
     def tally(self, scenario: int, counter: str, amount: int = 1) -> None:
         """Count something for the scenario's row; written once per transaction."""
-        self._tally[scenario, counter] += amount
+        self._counts(scenario)[_COUNTER[counter]] += amount
+
+    def _counts(self, scenario: int) -> list[int]:
+        if (counts := self._tally.get(scenario)) is None:
+            counts = self._tally[scenario] = [0] * len(COUNTERS)
+        return counts
 
     def settle(self) -> None:
+        """Place the records that wait and write their rows."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._links.clear()
+            try:
+                self._place_all(waiting)
+            except Exception:
+                # They were accepted: the transaction must not end without them, whoever takes this error for its own.
+                self._waiting = waiting
+                raise
+        self._insert()
+
+    def _place_all(self, waiting: Sequence[_Exchange]) -> None:
+        ends = [exchange.chain[-1] for exchange in waiting if exchange.chain]
+        # One alone is asked for as it is placed.
+        seen = self.placing.seen(ends) if len(ends) > 1 else ends
+        for exchange in waiting:
+            self._place(exchange, new=not exchange.chain or exchange.chain[-1] not in seen)
+
+    def _insert(self) -> None:
         """Write the rows held back."""
         if self._records:
             for held in (self._sessions, self._payloads, self._records):
                 held.insert(self.connection)
-            self._links.clear()
 
     def flush(self) -> None:
         """Write the rows held back and the counters; the last thing before a commit."""
         self.settle()
-        for row in {row for row, _ in self._tally}:
-            changes = [self._tally[row, name] for name in COUNTERS]
-            terms = ", ".join(f"{name} = {name} + ?" for name in COUNTERS)
-            self.connection.execute(f"UPDATE scenarios SET {terms} WHERE id = ?", (*changes, row))
+        for scenario, counts in self._tally.items():
+            self.connection.execute(_COUNT, (*counts, scenario))
         self._tally.clear()
 
     def known(self, record_id: str, scenario: str, digest: bytes) -> bool:
@@ -148,100 +188,104 @@ class Ingest:
         if self._known.maybe(record.id) and self.known(record.id, record.scenario, payload.digest):
             return False
         self._known.add(record.id)
-        opening = _opening(scenario.row, record)
-        tip = self._recall.get(self._tips.get(opening))
-        chain = links(record.messages, scenario.row, tip.messages if tip else (), tip.links if tip else ())
-        if not self._links.isdisjoint(chain):
+        exchange = self._accepted(record, scenario.row, payload)
+        if not self._links.isdisjoint(exchange.chain):
             self.settle()
-        place = self.placing.place(scenario.row, record, chain, payload.body_hash)
-        facts = _facts(record, payload, place, chain)
-        template = (scenario.row, record.dialect)
-        stored = bodies.plan(payload, self._bases(place, tip, template))
+        if exchange.chain:
+            self._links.add(exchange.chain[-1])
+        if exchange.following is not None:
+            self._links.add(exchange.following)
+        self._waiting.append(exchange)
+        return True
+
+    def _accepted(self, record: Inference, scenario: int, payload: Payload) -> _Exchange:
+        messages = record.messages
+        opening = _opening(scenario, record)
+        tip = self._recall.get(self._tips.get(opening))
+        chain = links(messages, scenario, tip.messages, tip.links) if tip is not None else links(messages, scenario)
+        following = answer_link(chain[-1], record.response) if chain else None
+        tools = has_tools(record.request, payload.span)
+        role = classify(messages, tools=tools, tags=record.tags)
+        summary = summary_of(messages)
+        prompt, output, trainable = _token_counts(record)
+        return _Exchange(record, scenario, payload, opening, chain, following, tools, role, summary, prompt, output, trainable)
+
+    def _place(self, exchange: _Exchange, new: bool) -> None:
+        record, scenario, payload, chain = exchange.record, exchange.scenario, exchange.payload, exchange.chain
+        place = self.placing.place(scenario, record, chain, payload.body_hash, new)
+        template = (scenario, record.dialect)
+        stored = bodies.plan(payload, self._bases(place, self._recall.get(self._tips.get(exchange.opening)), template))
 
         seq = self.sequence()
-        row, size = bodies.row_of(seq, payload, stored)
-        self._hold_record(seq, record, payload, scenario.row, place, facts, size)
-        self._payloads.add(row)
-        texts = bodies.Texts(payload.body, payload.talk, payload.ids, stored.hops)
-        self._recall.put(bodies.Recent(seq, texts, record.messages, chain))
-        if stored.base is None:
+        own = len(payload.meta) + len(payload.logprobs) + len(payload.mask)
+        naive = own + len(payload.body) + len(payload.talk) + len(payload.ids)
+        size = naive if stored is None else own + stored.cost
+        self._hold_record(seq, exchange, place, size)
+        self._payloads.add(bodies.row_of(seq, payload, stored))
+        counts = self._counts(scenario)
+        counts[_INFERENCES] += 1
+        counts[_INCOMPLETE] += not record.complete
+        counts[_STORED_BYTES] += size
+        counts[_NAIVE_BYTES] += naive
+
+        self._recall.put(bodies.recent(seq, payload, stored.hops if stored else 0, record.messages, chain))
+        if stored is None:
             self._templates[template] = seq
         if len(self._tips) > 8192:
             self._tips.clear()
-        self._tips[opening] = seq
-        return True
+        self._tips[exchange.opening] = seq
 
     def _bases(self, place: Place, tip: bodies.Recent | None, template: tuple[int, str]) -> Iterator[tuple[int, bodies.Texts]]:
         """What the exchange may share its bytes with, likeliest first."""
         for seq in dict.fromkeys((place.retry_of, place.parent, tip.seq if tip else None, self._templates.get(template))):
             if seq is None:
                 continue
-            recent = self._recall.get(seq)
-            texts = recent.texts if recent is not None else bodies.Reader(self.connection).texts(seq)
+            texts = self._recall.get(seq) or bodies.Reader(self.connection).texts(seq)
             if texts is not None:
                 yield seq, texts
 
-    def _hold_record(
-        self, seq: int, record: Inference, payload: Payload, scenario: int, place: Place, facts: _Facts, size: int
-    ) -> None:
-        session = self._write_session(scenario, record, place.session, facts)
-        row = (
-            *(seq, record.id, scenario, record.created_at, payload.digest, session, place.parent),
-            *(facts.link, facts.following, payload.body_hash, facts.role, place.retry_of, record.dialect, record.model),
-            *(record.release_id, record.weight_version, facts.summary, record.complete, record.finish, record.error),
-            *(facts.prompt, facts.output, facts.trainable, size),
-        )
-        self._records.add(row)
-        self._links.update(link for link in (facts.link, facts.following) if link is not None)
-        self.tally(scenario, "inferences")
-        self.tally(scenario, "incomplete", not record.complete)
-        self.tally(scenario, "stored_bytes", size)
-        self.tally(scenario, "naive_bytes", payload.size)
+    def _hold_record(self, seq: int, exchange: _Exchange, place: Place, size: int) -> None:
+        record, payload, chain = exchange.record, exchange.payload, exchange.chain
+        session, parent, retry = place
+        role: Role = "retry" if retry is not None else exchange.role or ("side" if session.tools else "turn")
+        home = self._write_session(exchange, session, 1 if role == "turn" else 0)
+        self._records.add((
+            seq, record.id, exchange.scenario, record.created_at, payload.digest, home, parent or 0,
+            chain[-1] if chain else None, exchange.following, payload.body_hash, role, retry or 0, record.dialect,
+            record.model, 0 if record.release_id is None else record.release_id,
+            0 if record.weight_version is None else record.weight_version, exchange.summary, 1 if record.complete else 0,
+            record.finish, 0 if record.error is None else record.error, exchange.prompt, exchange.output,
+            exchange.trainable, size,
+        ))  # fmt: skip
 
-    def _write_session(self, scenario: int, record: Inference, session: Session, facts: _Facts) -> int:
-        if facts.tools and not session.tools:
-            session = with_tools(session)
-        turn, at = facts.role == "turn", record.created_at
+    def _write_session(self, exchange: _Exchange, session: Session, turn: int) -> int:
+        at, output, trainable = exchange.record.created_at, exchange.output, exchange.trainable
+        session.tools = session.tools or exchange.tools
+        tools = 1 if session.tools else 0
         if session.row is not None:
             if self._sessions:
-                self.settle()  # the session's own row may be among those held back
-            self.connection.execute(_SESSION_AGAIN, (session.tools, at, turn, facts.output, facts.trainable, session.row))
-            self.placing.remember(scenario, session)
+                self._insert()  # the session's own row may be among those held back
+            self.connection.execute(_SESSION_AGAIN, (tools, at, turn, output, trainable, session.row))
             return session.row
-        row = self._next_session
+        row = session.row = self._next_session
         self._next_session += 1
-        self._sessions.add(
-            (
-                *(row, scenario, session.key, session.source, session.tools, at, at, turn),
-                *(facts.output, facts.trainable, facts.summary),
-            )
-        )
-        self.placing.remember(scenario, Session(row, session.key, session.source, session.tools))
+        self._sessions.add((
+            row, exchange.scenario, session.key, session.source, tools, at, at, turn, output, trainable, exchange.summary,
+        ))  # fmt: skip
+        self.placing.remember(exchange.scenario, session)
         return row
 
 
-def _opening(scenario: int, record: Inference) -> tuple[int, str, int]:
-    """What the turns of one conversation share from the first on. A guess, so the ends of the text will do."""
-    text = dumps(record.messages[:2])
-    return scenario, record.session or record.tags.get("session") or "", hash((len(text), text[:512], text[-512:]))
+def _opening(scenario: int, record: Inference) -> int:
+    """What the turns of one conversation share from the first on. A guess, so a hash of the ends of the texts will do."""
+    return hash((scenario, record.session or record.tags.get("session"), *map(_ends, record.messages[:2])))
 
 
-def _facts(record: Inference, payload: Payload, place: Place, chain: Sequence[int]) -> _Facts:
-    """Everything about an exchange that its row says and that could fail to be worked out."""
-    tools = has_tools(record.request, payload.span)
-    role = classify(record.messages, tools=tools, session_tools=place.session.tools, tags=record.tags)
-    link = chain[-1] if chain else None
-    prompt, output, trainable = _token_counts(record)
-    return _Facts(
-        tools=tools,
-        role="retry" if place.retry_of is not None else role,
-        link=link,
-        following=answer_link(link, record.response) if link is not None else None,
-        summary=summary_of(record.messages),
-        prompt=prompt,
-        output=output,
-        trainable=trainable,
-    )
+def _ends(message: Message) -> tuple[int, Any, Any]:
+    text = message.get("content")
+    if not isinstance(text, str):
+        text = dumps(text)
+    return len(text), text[:512], text[-512:]
 
 
 def _token_counts(record: Inference) -> tuple[int, int, int]:

@@ -34,22 +34,25 @@ def has_tools(body: bytes, messages: tuple[int, int] = (0, 0)) -> bool:
 
     `messages` is where the conversation begins and ends: nearly all of a long body, and no place for tools.
     """
-    before, after = body[: messages[0]], body[messages[1] :]
-    return _TOOLS.search(before) is not None or _TOOLS.search(after) is not None
+    return _TOOLS.search(body, 0, messages[0]) is not None or _TOOLS.search(body, messages[1]) is not None
 
 
-def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, session_tools: bool, tags: Mapping[str, str]) -> Role:
-    """The role of an exchange. A client that knows better says so with the tag `role`."""
-    match tags.get("role"):
-        case "title" | "compaction" | "count_tokens" | "side" | "turn" as said:
-            return said
-        case _:
-            pass
+def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, tags: Mapping[str, str]) -> Role | None:
+    """The role of an exchange; None for a turn, unless other requests of its session offer tools: then it is side traffic.
+
+    A client that knows better says so with the tag `role`.
+    """
+    if tags:
+        match tags.get("role"):
+            case "title" | "compaction" | "count_tokens" | "side" | "turn" as said:
+                return said
+            case _:
+                pass
     asked = _last_user(messages)
     if tools:
         return "compaction" if any(phrase in asked for phrase in _COMPACTION_WITH_TOOLS) else "turn"
     # What the system prompt says of the purpose goes before what the last message seems to ask for.
-    return _purpose(_opening(messages)) or _purpose(asked) or ("side" if session_tools else "turn")
+    return _purpose(_opening(messages)) or _purpose(asked)
 
 
 def _purpose(text: str) -> Role | None:

@@ -195,9 +195,10 @@ class Writer:
     def _commit(self, units: list[_Unit]) -> None:
         try:
             self._transaction(units)
-        except sqlite3.Error as error:
+        # Whatever it is concerns those units alone whose work brings it; the thread goes on for all others.
+        except Exception as error:
             if len(units) == 1:
-                units[0].error = storage_error(error) or error
+                units[0].error = (storage_error(error) if isinstance(error, sqlite3.Error) else None) or error
                 return
             for unit in units:
                 unit.value = unit.error = None
@@ -211,7 +212,7 @@ class Writer:
                 self._perform(unit)
             self._hooks.flush()
             connection.execute("COMMIT")
-        except sqlite3.Error:
+        except Exception:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             self._hooks.reset()

@@ -135,10 +135,10 @@ def _others(answers: Sequence[Answered]) -> dict[str, Any]:
 
 def _count(call: Call, inference: Inference) -> None:
     metrics, scenario = call.deps.metrics, inference.scenario
-    metrics.records.inc(scenario=scenario, kind="inference")
-    metrics.tokens.inc(inference.usage.get("prompt_tokens", 0), scenario=scenario, direction="in")
-    metrics.tokens.inc(inference.usage.get("completion_tokens", 0), scenario=scenario, direction="out")
+    metrics.records.inc(1, scenario, "inference")
+    metrics.tokens.inc(inference.usage.get("prompt_tokens", 0), scenario, "in")
+    metrics.tokens.inc(inference.usage.get("completion_tokens", 0), scenario, "out")
     if inference.error is not None:
-        metrics.incomplete.inc(scenario=scenario, cause=inference.error.partition(":")[0])
+        metrics.incomplete.inc(1, scenario, inference.error.partition(":")[0])
     if "first_s" in inference.timings:
-        metrics.first_token_seconds.observe(inference.timings["first_s"], dialect=inference.dialect)
+        metrics.first_token_seconds.observe(inference.timings["first_s"], inference.dialect)

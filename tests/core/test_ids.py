@@ -1,8 +1,13 @@
 """Ids are unique across threads and forked processes."""
 
 import os
+import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from reef_cli.core import ids
 from reef_cli.core.ids import Chance, new_id, random_hex
 
 
@@ -32,10 +37,29 @@ def test_a_forked_child_draws_its_own() -> None:
     assert len(theirs) == 24
 
 
-def test_bits_have_their_size_and_vary() -> None:
-    chance = Chance()
-    for count in (1, 7, 8, 74, 96):
-        drawn = [chance.bits(count) for _ in range(2000)]
-        assert max(drawn) < 1 << count
-        assert max(drawn) >> count - 1 == 1, "the highest bit is used"
-        assert len(set(drawn)) > (1 if count < 8 else 200)
+def test_pieces_have_their_size_and_vary_where_they_may() -> None:
+    for size in (1, 4, 16):
+        chance = Chance(size)
+        drawn = [chance.draw() for _ in range(1000)]
+        assert all(re.fullmatch(f"[0-9a-f]{{{2 * size}}}", one) for one in drawn)
+        assert {one[0] for one in drawn} == {one[-1] for one in drawn} == set("0123456789abcdef")
+        assert len(set(drawn)) == len(drawn) or size == 1
+    drawn = [Chance(2, b"\x0f\x30", b"\x70\x81").draw() for _ in range(300)]
+    assert {one[0] + one[3] for one in drawn} == {"71"}
+    assert ({one[1] for one in drawn}, {one[2] for one in drawn}) == (set("0123456789abcdef"), set("89ab"))
+
+
+@pytest.mark.parametrize("digits", [1, 8, 24, 32])
+def test_random_hex_has_as_many_digits_as_asked(digits: int) -> None:
+    assert re.fullmatch(f"[0-9a-f]{{{digits}}}", random_hex(digits))
+
+
+def test_ids_say_the_millisecond_and_take_each_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids, "_last", "")
+    clock = iter(range(2_000_000_000_000_000_000, 3_000_000_000_000_000_000, 1_000_000))
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    made = [new_id() for _ in range(400)]
+    assert [int(one[:12], 16) for one in made] == list(range(2_000_000_000_000, 2_000_000_000_400))
+    assert {one[16] for one in made} == set("89ab")
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000_000)
+    assert [int(new_id(), 16) - int(made[-1], 16) for _ in range(3)] == [1, 2, 3], "a clock that is set back"

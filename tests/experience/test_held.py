@@ -5,7 +5,7 @@ import sqlite3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reef_cli.experience.held import Held, Lately
+from reef_cli.experience.held import OR_NULL, Held, Lately
 
 
 @settings(deadline=None)
@@ -13,7 +13,7 @@ from reef_cli.experience.held import Held, Lately
 def test_rows_are_inserted_in_order_however_many_there_are(counts: list[int]) -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, kind TEXT)")
-    held = Held("t", "n, kind", "'x'")
+    held = Held("t", "n, kind", kind="'x'")
     number = 0
     for count in counts:
         for _ in range(count):
@@ -53,3 +53,16 @@ def test_ids_that_grow_are_new_as_long_as_only_old_ones_are_forgotten() -> None:
         lately.add(one)
     assert lately.maybe("c1") and lately.maybe("c3")
     assert not lately.maybe("c7")
+
+
+def test_a_0_stands_for_null_where_the_mark_says_so_and_nothing_else_does() -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, words TEXT, data BLOB, plain INTEGER)")
+    held = Held("t", "n, words, data, plain", words=OR_NULL, data=OR_NULL)
+    rows = [(1, 0, 0, 0), (2, "", b"", 0), (3, "0", b"0", None), (4, "x", b"x", 1)]
+    for row in rows:
+        held.add(row)
+    held.insert(connection)
+    stored = connection.execute("SELECT * FROM t ORDER BY n").fetchall()
+    connection.close()
+    assert stored == [(1, None, None, 0), *rows[1:]]

@@ -1,5 +1,7 @@
 """Session trees: by name, by shared prefix, forks, side traffic, retries; the cost of long sessions."""
 
+import asyncio
+import sqlite3
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from reef_cli.core.errors import RecordNotFound
 from reef_cli.core.types import Inference, Report
 from reef_cli.experience.log import ExperienceLog
 from reef_cli.experience.model import SessionTree
+from reef_cli.experience.placing import _FIND, _seen
+from reef_cli.experience.schema import migrate
 
 Make = Callable[..., Inference]
 Converse = Callable[..., Any]
@@ -265,3 +269,56 @@ async def test_four_hundred_turns_cost_about_the_same_each(log: ExperienceLog, c
     assert time.process_time() - started < 0.5
     tree = log.session_tree("s1", "long" if named else records[0].id)
     assert [len(branch.turns) for branch in tree.branches] == [400]
+
+
+async def test_records_that_come_together_find_their_places_as_one_after_the_other(tmp_path: Path, make: Make) -> None:
+    """Conversations, retries, equal requests, named and unnamed, all in one transaction and each in its own."""
+    ask, answer = {"role": "user", "content": "one"}, {"role": "assistant", "content": "hi there"}
+    more, cut = {"role": "user", "content": "two"}, {"role": "user", "content": "three"}
+    places: list[list[Any]] = []
+    for together in (True, False):
+        log = ExperienceLog.open(tmp_path / f"{together}.db")
+        await log.scenarios.ensure("s1")
+        await log.append(make("roll", "seen before"))
+        records = [
+            make("roll", "another sample"),
+            make([ask], "hi there"),
+            make([ask], None, complete=False, error="cut"),
+            make([ask], "hi there", at=1_000_001.0),
+            make([ask, answer, more], "ok", body=TOOLS),
+            make([ask, {**answer, "content": "edited"}, more], "ok"),
+            make([ask, answer, more, cut], None, complete=False, error="cut"),
+            make([ask, answer, more, cut, {"role": "assistant", "content": "x"}, more]),
+            *(make([ask], "hi there", session="named", at=at) for at in (5.0, 6.0, 100.0)),
+            make([ask, answer, more], session="named", body=TOOLS),
+            make("no tools", session="named"),
+            make([], "nothing asked"),
+        ]
+        calls = [log.append(record) for record in records]
+        if together:
+            await asyncio.gather(*calls)
+        else:
+            for call in calls:
+                await call
+        known = {row.id: index for index, row in enumerate(log.page("s1"))}
+        places.append(
+            [
+                (row.role, row.parent, row.retry_of, known.get(row.session or "", row.session), row.trainable_tokens)
+                for row in log.page("s1")
+            ]
+        )
+        lists = [(known.get(row.session, row.session), row.records, row.turns, row.output_tokens) for row in log.sessions("s1")]
+        places[-1].append((lists, log.counts("s1")))
+        log.close()
+    assert places[0] == places[1]
+    assert {place[0] for place in places[0][:-1]} == {"turn", "retry", "side"}
+
+
+def test_looking_for_a_place_takes_one_index() -> None:
+    connection = sqlite3.connect(":memory:")
+    migrate(connection, Path())
+    for statement in (*_FIND.values(), _seen(3)):
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", (1,) * statement.count("?"))]
+        assert any("INDEX records_links (chain=?" in step for step in plan), plan
+        assert not [step for step in plan if "TEMP B-TREE" in step or step.startswith(("SCAN r", "SCAN s"))], plan
+    connection.close()

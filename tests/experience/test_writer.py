@@ -118,6 +118,18 @@ async def test_a_failing_unit_is_undone_alone(connection: sqlite3.Connection, ho
     writer.close()
 
 
+async def test_what_goes_wrong_before_the_commit_fails_only_those_who_brought_it(
+    connection: sqlite3.Connection, hooks: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hooks, "flush", lambda: 1 / connection.execute("SELECT count(*) = 0 FROM t WHERE n = 2").fetchone()[0])
+    writer = Writer(connection, hooks, hooks.committed)
+    outcomes = await asyncio.gather(*(writer.call(insert(n)) for n in (1, 2, 3)), return_exceptions=True)
+    assert (outcomes[0], type(outcomes[1]), outcomes[2]) == (1, ZeroDivisionError, 3)
+    assert hooks.resets >= 1
+    assert rows(tmp_path) == [1, 3]
+    writer.close()
+
+
 async def test_a_full_disk_fails_only_what_does_not_fit(
     connection: sqlite3.Connection, hooks: Recorder, tmp_path: Path
 ) -> None:
@@ -228,3 +240,23 @@ async def test_records_fail_one_by_one_when_the_disk_is_full(log: ExperienceLog,
     await log.write(lambda connection: connection.execute("PRAGMA max_page_count = 1000000").fetchall())
     await log.append(big)
     assert log.get("s1", big.id) == big
+
+
+async def test_a_record_that_cannot_be_placed_takes_no_other_with_it(path: Path, make: Make) -> None:
+    """What its conversation builds on is damaged; that shows when it is placed, which another record of its group asks for."""
+    said = [{"role": "system", "content": "You code. " * 300}, {"role": "user", "content": "one"}]
+    log = ExperienceLog.open(path)
+    await log.scenarios.ensure("s1")
+    for number in range(2):
+        await log.append(make(said))
+        said += [{"role": "assistant", "content": "hi there"}, {"role": "user", "content": f"more {number}"}]
+    await log.write(lambda connection: connection.execute("DELETE FROM payloads WHERE base IS NULL"))
+    log.close()
+    log = ExperienceLog.open(path)
+    before, after = make("asked"), make([{"role": "user", "content": "asked"}, *said[2:4]])
+    broken, apart = make(said), make("apart")
+    outcomes = await asyncio.gather(*(log.append(r) for r in (before, broken, after, apart)), return_exceptions=True)
+    assert [outcome is None for outcome in outcomes] == [True, False, True, True]
+    assert [log.get("s1", record.id) for record in (before, broken, after, apart)] == [before, None, after, apart]
+    assert log.counts("s1")["inferences"] == 5
+    log.close()

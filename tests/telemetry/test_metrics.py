@@ -90,10 +90,54 @@ def test_the_whole_exposition() -> None:
 
 
 def test_threads_lose_nothing() -> None:
-    counter = Counter("x_total", "Help.", ())
-    threads = [threading.Thread(target=lambda: [counter.inc() for _ in range(5000)]) for _ in range(4)]
+    counter, histogram = Counter("x_total", "Help.", ()), Histogram("h", "Help.", ("r",), (1.0,))
+    read: list[float] = []
+
+    def work() -> None:
+        for number in range(5000):
+            counter.inc()
+            histogram.observe(number % 3, "x")
+            if number % 500 == 0:
+                read.append(counter.value())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert counter.value() == 20000
+    assert lines(histogram)[2:] == [
+        'h_bucket{r="x",le="1"} 13336',
+        'h_bucket{r="x",le="+Inf"} 20000',
+        'h_sum{r="x"} 19996',
+        'h_count{r="x"} 20000',
+    ]
+    assert 0 < max(read) <= 20000
+
+
+def test_labels_by_place_are_the_same_as_by_name_in_any_order() -> None:
+    counter, histogram = Counter("x_total", "Help.", ("a", "b")), Histogram("h", "Help.", ("a",))
+    counter.inc(1.0, "1", "2")
+    counter.inc(2.0, b="2", a="1")
+    assert lines(counter)[2:] == ['x_total{a="1",b="2"} 3']
+    histogram.observe(0.1, "1")
+    histogram.observe(0.1, a="1")
+    assert histogram.count(a="1") == 2
+    for wrong in (("1",), ("1", "2", "3"), ()):
+        with pytest.raises(ValueError, match="labels"):
+            counter.inc(1.0, *wrong)
+
+
+@given(st.lists(st.floats(-5, 5) | st.sampled_from([0.0, 1.0, 2.0]), max_size=300))
+def test_values_reckoned_up_together_are_in_their_buckets(values: list[float]) -> None:
+    histogram = Histogram("h", "Help.", (), (0.0, 1.0, 2.0))
+    for value in values:
+        histogram.observe(value)
+    found = [line.rpartition(" ")[2] for line in lines(histogram)[2:]]
+    expected = [sum(value <= bound for value in values) for bound in (0.0, 1.0, 2.0)]
+    if values:
+        assert [int(count) for count in found[:3]] == expected
+        assert (int(found[3]), int(found[5])) == (len(values), len(values))
+        assert float(found[4]) == pytest.approx(sum(values), abs=1e-9)
+    else:
+        assert found == []
