@@ -31,6 +31,8 @@ _RECORD = (
     " dialect, model, release_id, weight_version, summary, complete, finish, error, prompt_tokens, output_tokens,"
     " trainable_tokens, stored_bytes, kind"
 )
+_MOST_TOLD = 2**53
+_ENDS = 128
 _OFTEN_NULL = ("parent", "retry_of", "release_id", "weight_version", "error")
 _SESSION = "id, scenario_id, key, source, tools, started_at, last_at, turns, output_tokens, trainable_tokens, summary, records"
 _SESSION_AGAIN = (
@@ -285,19 +287,24 @@ def _ends(message: Message) -> tuple[int, Any, Any]:
     text = message.get("content")
     if not isinstance(text, str):
         text = dumps(text)
-    return len(text), text[:512], text[-512:]
+    return len(text), text[:_ENDS], text[-_ENDS:]
 
 
 def _token_counts(record: Inference) -> tuple[int, int, int]:
     """Prompt, output and trainable tokens; from the provider's usage when there are no tokens."""
     if record.tokens is not None:
         return len(record.tokens.prompt_ids), len(record.tokens.output_ids), trainable_tokens(record)
-    return _usage(record, "prompt_tokens", "input_tokens"), _usage(record, "completion_tokens", "output_tokens"), 0
+    usage = record.usage
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if type(prompt) is not int:
+        prompt = usage.get("input_tokens")
+    if type(output) is not int:
+        output = usage.get("output_tokens")
+    return _count(prompt), _count(output), 0
 
 
-def _usage(record: Inference, *names: str) -> int:
-    for name in names:
-        value = record.usage.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return min(max(value, 0), 2**53)
-    return 0
+def _count(told: Any) -> int:
+    """A provider's word for a number; it may be anything."""
+    if type(told) is not int:
+        return 0
+    return told if 0 <= told <= _MOST_TOLD else min(max(told, 0), _MOST_TOLD)

@@ -52,7 +52,8 @@ def classify(messages: Sequence[Mapping[str, Any]], *, tools: bool, tags: Mappin
     if tools:
         return "compaction" if any(phrase in asked for phrase in _COMPACTION_WITH_TOOLS) else "turn"
     # What the system prompt says of the purpose goes before what the last message seems to ask for.
-    return _purpose(_opening(messages)) or _purpose(asked)
+    opening = _opening(messages)
+    return (_purpose(opening) if opening else None) or _purpose(asked)
 
 
 def _purpose(text: str) -> Role | None:
@@ -70,7 +71,7 @@ def _opening(messages: Sequence[Mapping[str, Any]]) -> str:
         opening = text_of(messages[0].get("content"))[:_LEAD]
     if len(messages) > 1 and role_of(messages[1]) == "user":
         opening += "\n" + text_of(messages[1].get("content"))[:200]
-    return opening.lower()
+    return opening.lower() if opening else opening
 
 
 def _last_user(messages: Sequence[Mapping[str, Any]]) -> str:
