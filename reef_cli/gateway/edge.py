@@ -126,7 +126,7 @@ def _measure(deps: Deps, request: Request, response: StreamResponse, facts: Fact
     metrics = deps.metrics
     # Any word can be a method; only the usual ones become a label.
     method = request.method if request.method in _METHODS else "other"
-    metrics.requests.inc(route=route, method=method, status=str(response.status))
-    metrics.request_seconds.observe(seconds, route=route)
+    metrics.requests.inc(1, route, method, str(response.status))
+    metrics.request_seconds.observe(seconds, route)
     if facts.dialect != "reef":
-        metrics.overhead_seconds.observe(max(0.0, seconds - facts.upstream_s), route=route)
+        metrics.overhead_seconds.observe(max(0.0, seconds - facts.upstream_s), route)

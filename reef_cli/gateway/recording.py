@@ -102,17 +102,23 @@ def _inference(call: Call, outcome: Outcome, messages: Sequence[Message]) -> Inf
         weight_version=outcome.weight_version,
         session=context.session,
         tags=context.tags,
-        usage={
-            **usage_facts(answer.usage if answer else None),
-            **_others(outcome.answers),
-            **outcome.extra,
-            **({"left_out": list(context.facts.left_out)} if context.facts.left_out else {}),
-        },
+        usage=_usage(call, outcome, answer),
         timings=timings,
         stream=call.streams,
         complete=outcome.error is None,
         error=outcome.error,
     )
+
+
+def _usage(call: Call, outcome: Outcome, answer: Answered | None) -> dict[str, Any]:
+    usage: dict[str, Any] = usage_facts(answer.usage if answer else None)
+    if len(outcome.answers) > 1:
+        usage["other_choices"] = _others(outcome.answers)
+    if outcome.extra:
+        usage.update(outcome.extra)
+    if left_out := call.context.facts.left_out:
+        usage["left_out"] = list(left_out)
+    return usage
 
 
 def usage_facts(usage: Usage | None) -> dict[str, int]:
@@ -127,10 +133,9 @@ def usage_facts(usage: Usage | None) -> dict[str, int]:
     return facts
 
 
-def _others(answers: Sequence[Answered]) -> dict[str, Any]:
+def _others(answers: Sequence[Answered]) -> list[dict[str, Any]]:
     """Where a request asked for several answers, the first is the record's own and the others are listed beside it."""
-    others = [{"message": answer.message(), "finish": answer.finish} for answer in answers[1:]]
-    return {"other_choices": others} if others else {}
+    return [{"message": answer.message(), "finish": answer.finish} for answer in answers[1:]]
 
 
 def _count(call: Call, inference: Inference) -> None:
