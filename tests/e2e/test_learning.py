@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +300,44 @@ def test_reads_do_not_wait_for_a_trainer_that_stands_still(learner: Server) -> N
     finally:
         os.kill(pid, signal.SIGCONT)
     until(lambda: not learner.ledger.open_jobs(), "the end of the step", 180)
+
+
+def stopped_child(find: Callable[[], list[int]], what: str) -> int:
+    """A child process, standing still from soon after its start."""
+    (pid,) = until(find, what, every_s=0.002)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_after_kill_9_nobody_is_fooled_by_what_the_old_server_left(learner: Server) -> None:
+    """Its announcement is still there. Clients and steps wait for the new engine and the new trainer, however slow."""
+    learned(learner)
+    old = {learner.engine_pid(), *learner.trainer_pids()}
+    learner.kill()
+    place = {"REEF_HOME": str(learner.home)}
+    assert (learner.home / "run" / "serve.json").exists()
+    assert reef("status", **place).returncode == 6
+
+    learner.start()
+    engine = stopped_child(
+        lambda: [pid for pid, words in learner.children().items() if "engines.embedded" in words], "an engine"
+    )
+    time.sleep(3)
+    assert not learner.serves(), "the engine has not started"
+    told = reef("status", "--json", **place)
+    assert told.returncode == 6 or json.loads(told.stdout)["ready"] is False, told.stdout
+    os.kill(engine, signal.SIGCONT)
+    learner.ready()
+    assert learner.ask("there again").status_code == 200
+
+    before = {job["id"] for job in learner.ledger.jobs()}
+    learner.scored(2, "again")
+    trainer = stopped_child(learner.trainer_pids, "a trainer")
+    assert {engine, trainer}.isdisjoint(old)
+    time.sleep(3)
+    assert [job["state"] for job in learner.ledger.jobs() if job["id"] not in before] == ["training"], "it waits"
+    os.kill(trainer, signal.SIGCONT)
+    wait_settled(learner, before, 1)
 
 
 def test_queued_reports_survive_a_stop(tiny_model: Path, tmp_path: Path) -> None:
