@@ -218,6 +218,10 @@ class ChatTemplate(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
+    def marked_by_special(self, tools: bool) -> bool:
+        """Whether `parse` needs the special tokens of an answer's text, with tools offered or without."""
+        ...
+
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedMessage: ...
 
 

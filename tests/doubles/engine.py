@@ -49,6 +49,9 @@ class WordChat:
         lines = [f"<{message['role']}>{_text(message['content'])}{_calls(message)}" for message in messages]
         return "".join((json.dumps(list(tools)), *lines, self.tail))
 
+    def marked_by_special(self, tools: bool) -> bool:
+        return False
+
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedMessage:
         reasoning = "".join(_THINK.findall(text)).strip() or None
         text = _THINK.sub("", text)

@@ -55,7 +55,10 @@ def plan(request: ChatRequest, chat: ChatTemplate, history: History, context_len
     default = DEFAULT_MAX_TOKENS if request.dialect == "completions" else room
     most = min(request.options.max_tokens or default, room)
     thinking = request.prompt is None and thinks(chat.decode(ids[-_TAIL_TOKENS:], skip_special_tokens=False))
-    return Plan(request, ids, sampling_of(request.options, most), tools, thinking, prompt)
+    sampling = sampling_of(request.options, most)
+    if prompt is not None and chat.marked_by_special(bool(tools)):
+        sampling = replace(sampling, skip_special_tokens=False)
+    return Plan(request, ids, sampling, tools, thinking, prompt)
 
 
 def _raw(prompt: str | Sequence[int], chat: ChatTemplate) -> Sequence[int]:
