@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from reef_cli.core.errors import InvalidRequest, ModelNotFound
 from reef_cli.core.ports import ParsedMessage
 from reef_cli.engines.chat_messages import Abilities, Message, canonical, fit, merge_neighbours
-from reef_cli.engines.chat_parse import parse
+from reef_cli.engines.chat_parse import ALWAYS, MARKERS, parse
 
 _MARK = "reefprobe"
 _PROBE_TOOL = {
@@ -44,6 +44,9 @@ class ModelChat:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         config = _read(model_dir / "tokenizer_config.json")
+        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        self._marks_calls = not special.isdisjoint(MARKERS)
+        self._marks_always = not special.isdisjoint(ALWAYS)
         self._special = _special_tokens(config | _read(model_dir / "special_tokens_map.json"))
         self._templates = _templates(model_dir, config)
         model = _read(model_dir / "config.json")
@@ -77,6 +80,10 @@ class ModelChat:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def marked_by_special(self, tools: bool) -> bool:
+        """Whether an answer's special tokens are needed to read it: they mark reasoning or, where tools are offered, calls."""
+        return self._marks_always or (tools and self._marks_calls)
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedMessage:
         """The model's text as a message; tool calls are read only when tools were offered."""

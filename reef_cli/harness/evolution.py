@@ -88,7 +88,8 @@ class Evolution:
             proposed = await self._propose(scenario, tree, samples)
             facts |= {"reason": proposed.reason, "mutations": [mutation.wire() for mutation in proposed.mutations]}
             if not proposed.mutations:
-                return Candidate(out, "harness", {**facts, "policy_updated": False})
+                why = f"no proposal: {proposed.reason}" if proposed.reason else "no proposal"
+                return Candidate(out, "harness", {**facts, "policy_updated": False, "reason": why})
             phase("mounting", 1)
             trial = await self._mount(scenario, tree, proposed)
             phase("load test", 2)

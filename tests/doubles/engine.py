@@ -43,8 +43,14 @@ class WordChat:
         return "".join(self._words[token] for token in ids)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        return self.encode(self.text(messages, tools))
+
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         lines = [f"<{message['role']}>{_text(message['content'])}{_calls(message)}" for message in messages]
-        return self.encode("".join((json.dumps(list(tools)), *lines, self.tail)))
+        return "".join((json.dumps(list(tools)), *lines, self.tail))
+
+    def marked_by_special(self, tools: bool) -> bool:
+        return False
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedMessage:
         reasoning = "".join(_THINK.findall(text)).strip() or None

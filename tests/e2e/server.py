@@ -97,10 +97,11 @@ class Server:
 
     def ready(self, limit_s: float = LIMIT_S) -> "Server":
         """Wait until requests are served."""
-        until(self._is_ready, "readiness", limit_s, every_s=0.25)
+        until(self.serves, "readiness", limit_s, every_s=0.25)
         return self
 
-    def _is_ready(self) -> bool:
+    def serves(self) -> bool:
+        """Whether this start of the server takes requests."""
         assert self.process is not None and self.process.poll() is None, f"the server ended: {self.words()[-2000:]}"
         running = read_running(self.home / "run" / "serve.json")
         if running is None or running.pid != self.process.pid:
@@ -231,7 +232,10 @@ class Server:
 
     def engine_pid(self) -> int:
         """The engine's process."""
-        return next(pid for pid, words in self.children().items() if "reef_cli.engines.embedded" in words)
+        return self.engine_pids()[0]
+
+    def engine_pids(self) -> list[int]:
+        return [pid for pid, words in self.children().items() if "reef_cli.engines.embedded" in words]
 
     def trainer_pids(self) -> list[int]:
         return [pid for pid, words in self.children().items() if "reef_cli.trainer.worker" in words]

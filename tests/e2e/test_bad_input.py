@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import reef_cli
 from reef_cli.core.errors import StorageError
 from reef_cli.releases.service import ReleaseService
-from tests.e2e.server import SAO, clean_environment, reef, serving, until
+from tests.doubles.upstream import Upstream
+from tests.e2e.server import SAO, Server, clean_environment, reef, serving, stopped, until
 
 
 def fails(code: int, *words: str, **environment: str) -> str:
@@ -53,6 +55,26 @@ def test_configuration(tmp_path: Path, text: str, told: list[str]) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "nowhere.yaml" in fails(2, "-c", str(tmp_path / "nowhere.yaml"), *home_of(tmp_path))
+
+
+def test_the_file_in_force_is_that_of_the_working_directory(double: Upstream, tmp_path: Path) -> None:
+    """Where Reef is installed lies another file of the same name."""
+    installed, here = tmp_path / "site", tmp_path / "here"
+    installed.mkdir(), here.mkdir()
+    for name in ("reef_cli", "recipes", "adapters", "templates"):
+        (installed / name).symlink_to(Path(reef_cli.__file__).parents[1] / name)
+    for folder in (installed, here):
+        (folder / "x.yaml").write_text(f"reef:\n  default_scenario: from-{folder.name}\n")
+    settings = {"engine.kind": "upstream", "engine.url": double.url}
+    server = Server(tmp_path / "h", settings, config=Path("./x.yaml"), prefix=["env", "-C", str(here)])
+    with stopped(server):
+        server.start(PYTHONPATH=str(installed)).ready()
+        assert [row["name"] for row in server.get("/reef/scenarios")["scenarios"]] == ["from-here"]
+        server.stop()
+        (here / "x.yaml").unlink()
+        server.start(PYTHONPATH=str(installed))
+        assert server.ended() == 2
+        assert "error: no config file x.yaml" in server.output.read_text()
 
 
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:

@@ -1,15 +1,21 @@
 """The main job end to end on the tiny model: serve, report, a real training step, release, hot swap, rollback, restart."""
 
 import json
+import os
+import signal
 import statistics
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reef_cli.core.types import Inference
+from reef_cli.experience.log import ExperienceLog
+from reef_cli.releases.service import ReleaseService
 from tests.e2e.server import SAO, Server, reef, serving, until
 
 pytestmark = pytest.mark.slow
@@ -129,6 +135,7 @@ def test_eligibility_is_answered_with_reasons(learner: Server) -> None:
     assert report(feedback="wrong answer", references=[one]) == [(False, "needs_score")]
     assert report(score=0.5, references=[one, two]) == [(False, "needs_single_receipt")] * 2
     assert report(score=0.5, references=[one], metadata={"eligible": False}) == [(False, "opted_out")]
+    assert report(score=0.5, references=[left_early(learner)]) == [(False, "incomplete")]
     cold = client.post("/v1/chat/completions", json=learner.body("cold", temperature=0)).headers["x-reef-agent-record-id"]
     assert report(score=0.5, references=[cold]) == [(False, "greedy")]
     # A recorded reward is given once: it pairs with the next one into a step.
@@ -137,6 +144,19 @@ def test_eligibility_is_answered_with_reasons(learner: Server) -> None:
     before = {job["id"] for job in learner.ledger.jobs()}
     learner.scored(1)
     wait_settled(learner, before, 1)
+
+
+def left_early(server: Server) -> str:
+    """The receipt of an answer whose client did not wait for its end."""
+    client = server.client()
+    body = server.body("leaving", stream=True, max_tokens=400, ignore_eos=True)
+    with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+        receipt = reply.headers["x-reef-agent-record-id"]
+        next(reply.iter_raw())
+    path = f"/reef/scenarios/default/records/{receipt}"
+    until(lambda: client.get(path).status_code == 200, "the record of what was answered")
+    assert client.get(path).json()["complete"] is False
+    return receipt
 
 
 def test_a_record_never_trains_twice(learner: Server) -> None:
@@ -162,8 +182,6 @@ def test_the_published_adapter_says_the_same_in_plain_transformers_and_peft(lear
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
-
-    from reef_cli.releases.service import ReleaseService
 
     learned(learner)
     head = learner.releases()[0]
@@ -192,19 +210,31 @@ def test_the_published_adapter_says_the_same_in_plain_transformers_and_peft(lear
 
 
 def test_a_scenario_is_not_archived_under_its_job(learner: Server) -> None:
-    client = learner.client(**{"x-reef-scenario": "leaves"})
+    client, receipts = learner.client(**{"x-reef-scenario": "leaves"}), []
     for number in range(2):
         receipt = client.post("/v1/chat/completions", json=learner.body(f"q {number}")).headers["x-reef-agent-record-id"]
         assert client.post("/reef/report", json={"score": number, "references": [receipt]}).status_code == 200
+        receipts.append(receipt)
     (job,) = until(lambda: learner.get("/reef/scenarios/leaves/jobs", state="open")["jobs"], "a job", every_s=0.01)
     refused = client.delete("/reef/scenarios/leaves")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "job_out"), refused.text
     until(lambda: learner.get(f"/reef/scenarios/leaves/jobs/{job['job_id']}")["state"] == "settled", "the end of the job", 180)
-    assert len(learner.releases("leaves")) == 2
+    trained, _ = learner.releases("leaves")
     assert client.delete("/reef/scenarios/leaves").status_code == 200
+    assert client.get("/reef/scenarios/leaves/releases").status_code == 404
     assert "leaves" not in [row["name"] for row in learner.get("/reef/scenarios")["scenarios"]]
     assert client.post("/v1/chat/completions", json=learner.body("again")).status_code == 200
     assert [row["operation"] for row in learner.releases("leaves")] == ["creation"], "the name is free, the chain empty"
+    log = ExperienceLog.open(learner.home / "experience.db")
+    try:
+        (old,) = log.archived()
+        kept = [log.get(old.name, receipt) for receipt in receipts]
+    finally:
+        log.close()
+    assert [isinstance(record, Inference) and record.tokens is not None for record in kept] == [True, True]
+    git = ["git", "--git-dir", str(learner.home / "releases.git"), "for-each-ref", "refs/reef-archive/leaves/"]
+    assert "leaves" in subprocess.run(git, capture_output=True, text=True, check=True).stdout, "its chain is put aside"
+    assert ReleaseService(learner.home).directory(trained["content_id"]) is not None, "and its weights are on disk"
 
 
 def test_a_restart_keeps_everything(learner: Server) -> None:
@@ -227,6 +257,87 @@ def test_a_restart_keeps_everything(learner: Server) -> None:
     assert not set(used) & set(learner.releases()[0]["evidence"]["consumed"])
     sound = reef("release", "verify", "--home", str(learner.home))
     assert sound.returncode == 0, sound.stdout
+
+
+def test_what_was_trained_and_evicted_is_known_for_ever(learner: Server) -> None:
+    """Retention drops the bodies of what a job consumed; a report of it sent again is neither trained nor silently changed."""
+    learned(learner)
+    used = learner.releases()[0]["evidence"]["consumed"]
+    path = "/reef/scenarios/default/records"
+    reports = [learner.get(f"{path}/{id_}") for id_ in used]
+    jobs = learner.ledger.jobs()
+    assert learner.stop() == 0
+    learner.settings["storage.keep_bytes"] = "0"
+    try:
+        client = learner.start().ready().client()
+        cited = [reference for report in reports for reference in report["references"]]
+        until(lambda: {client.get(f"{path}/{one}").status_code for one in cited} == {404}, "the bodies being dropped")
+        for report in reports:
+            same = {"agent_record_id": report["id"], "score": report["score"], "references": report["references"]}
+            assert client.post("/reef/report", json=same).json()["agent_record_id"] == report["id"]
+            for change in ({"score": 17.0}, {"feedback": "other"}):
+                refused = client.post("/reef/report", json=same | change)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (409, "content_conflict")
+        assert {learner.ledger.samples()[id_] for id_ in used} == {"consumed"} and learner.ledger.jobs() == jobs
+    finally:
+        learner.stop()
+        del learner.settings["storage.keep_bytes"]
+        learner.start().ready()
+
+
+def test_reads_do_not_wait_for_a_trainer_that_stands_still(learner: Server) -> None:
+    learner.scored(2, "slow")
+    (pid,) = until(learner.trainer_pids, "the trainer")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: learner.ledger.open_jobs(), "a step")
+        with Readers(learner) as readers:
+            time.sleep(6)
+            assert learner.ask("meanwhile").status_code == 200
+        readers.check()
+        assert len(readers.took) >= 20 and max(readers.took) < 1, sorted(readers.took)[-5:]
+        assert learner.ledger.open_jobs(), "it was held all the time"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not learner.ledger.open_jobs(), "the end of the step", 180)
+
+
+def stopped_child(find: Callable[[], list[int]], what: str) -> int:
+    """A child process, standing still from soon after its start."""
+    (pid,) = until(find, what, every_s=0.002)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_after_kill_9_nobody_is_fooled_by_what_the_old_server_left(learner: Server) -> None:
+    """Its announcement is still there. Clients and steps wait for the new engine and the new trainer, however slow."""
+    learned(learner)
+    old = {learner.engine_pid(), *learner.trainer_pids()}
+    learner.kill()
+    place = {"REEF_HOME": str(learner.home)}
+    assert (learner.home / "run" / "serve.json").exists()
+    assert reef("status", **place).returncode == 6
+
+    learner.start()
+    engine = stopped_child(
+        lambda: [pid for pid, words in learner.children().items() if "engines.embedded" in words], "an engine"
+    )
+    time.sleep(3)
+    assert not learner.serves(), "the engine has not started"
+    told = reef("status", "--json", **place)
+    assert told.returncode == 6 or json.loads(told.stdout)["ready"] is False, told.stdout
+    os.kill(engine, signal.SIGCONT)
+    learner.ready()
+    assert learner.ask("there again").status_code == 200
+
+    before = {job["id"] for job in learner.ledger.jobs()}
+    learner.scored(2, "again")
+    trainer = stopped_child(learner.trainer_pids, "a trainer")
+    assert {engine, trainer}.isdisjoint(old)
+    time.sleep(3)
+    assert [job["state"] for job in learner.ledger.jobs() if job["id"] not in before] == ["training"], "it waits"
+    os.kill(trainer, signal.SIGCONT)
+    wait_settled(learner, before, 1)
 
 
 def test_queued_reports_survive_a_stop(tiny_model: Path, tmp_path: Path) -> None:

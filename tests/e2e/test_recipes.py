@@ -1,13 +1,14 @@
 """Recipes that need more than a score, end to end on the tiny model: groups, teachers in other contexts, demonstrations."""
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.selfplay.play import connector, opened
-from tests.e2e.server import Server, serving, until
+from tests.e2e.server import Server, serving, streamed, until
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +88,43 @@ def test_a_report_about_several_turns_is_one_trajectory(tiny_model: Path, tmp_pa
         assert Counter(server.ledger.samples().values()) == {"consumed": 2}
         (release,) = [row for row in server.releases() if row["operation"] == "training"]
         assert len(release["evidence"]["consumed"]) == 2
+
+
+def chat(server: Server, score: float, rollout: int) -> list[str]:
+    """Three chat turns, each sending the conversation so far as text, and one report about all three; the receipts."""
+    client, messages = server.client(**{"x-reef-tag-session": f"chat-{rollout}"}), []
+    receipts = []
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"question {turn}"})
+        if turn == 1:
+            text, receipt, _ = streamed(client, server.body("", messages=messages))
+        else:
+            reply = client.post("/v1/chat/completions", json=server.body("", messages=messages))
+            text, receipt = reply.json()["choices"][0]["message"]["content"], reply.headers["x-reef-agent-record-id"]
+        messages.append({"role": "assistant", "content": text})
+        receipts.append(receipt)
+    told = {"score": score, "feedback": "fine", "references": receipts, "metadata": {"group": "c", "rollout": rollout}}
+    answer = client.post("/reef/report", json=told).json()
+    assert [(one["reference"], one["reason"]) for one in answer["eligible"]] == [(one, "eligible") for one in receipts]
+    traces = [server.get(f"/reef/scenarios/default/records/{receipt}")["tokens"] for receipt in receipts]
+    for before, after in pairwise(traces):
+        history = [*before["prompt_ids"], *before["output_ids"]]
+        assert after["prompt_ids"][: len(history)] == history, "the turn goes on with the tokens that were sampled"
+    return receipts
+
+
+def test_a_report_about_a_chat_is_one_trajectory(tiny_model: Path, tmp_path: Path) -> None:
+    """Nothing a random model says is encoded again as it was sampled, so this needs the tokens themselves."""
+    recipe = {"reef.recipe": "recipes.grpo.recipe:GRPORecipe", "reef.group_size": "4", "reef.batch_size": "4"}
+    with serving(tmp_path / "h", tiny_model, **SMALL | recipe) as server:
+        receipts = [one for rollout in range(4) for one in chat(server, float(rollout % 2), rollout)]
+        records = [server.get(f"/reef/scenarios/default/records/{receipt}") for receipt in receipts]
+        said = sum(len(record["tokens"]["output_ids"]) for record in records)
+        (job,) = settled(server, 1)
+        metrics = job["detail"]["metrics"]
+        assert metrics["policy_updated"] is True and metrics["logprob_gap_lag0"] < 0.1, metrics
+        assert (metrics["samples"], metrics["trained_tokens"]) == (4, said), metrics
+        assert Counter(server.ledger.samples().values()) == {"consumed": 4}
 
 
 def test_a_demonstration_is_imitated(tiny_model: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def two(tiny_model: Path, tmp_path: Path) -> Iterator[list[Live]]:
 
 def test_replicas_share_the_talks_and_get_the_same_weights(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tmp_path / "h", tiny_model, **WHOLE, **{"engine.replicas": "2"}) as server:
-        family = [pid for pid, words in server.children().items() if "reef_cli.engines.embedded" in words]
+        family = server.engine_pids()
         assert len(family) == 2
         first = server.head()
         with clients(server) as answers:

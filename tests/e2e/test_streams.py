@@ -55,6 +55,21 @@ def test_the_receipt_stands_between_the_last_chunk_and_done(front: Server, provi
     assert found["complete"] and found["response"]["content"] == "Hello" and found["usage"]["completion_tokens"] == 2
 
 
+def test_a_receipt_can_be_read_and_cited_when_its_frame_arrives(front: Server, provider: Upstream) -> None:
+    """The provider has said all but its last word, and the client's stream is still open."""
+    provider.streams([*CHUNKS, DONE], hang=True)
+    client = front.client(**{"x-reef-scenario": "at-once"})
+    with front.client(**{"x-reef-scenario": "at-once"}).stream("POST", CHAT, json=ask(CHAT)) as reply:
+        got = b""
+        for piece in reply.iter_raw():
+            got += piece
+            if b'"reef"' in got:
+                break
+        receipt = reply.headers["x-reef-agent-record-id"]
+        assert record(front, "at-once", receipt)["response"]["content"] == "Hello"
+        assert client.post("/reef/report", json={"score": 1, "references": [receipt]}).status_code == 200
+
+
 def test_a_stream_without_an_end_gives_no_receipt_and_never_trains(front: Server, provider: Upstream) -> None:
     provider.streams(CHUNKS[:2])
     reply, body = raw(front, CHAT, "cut")

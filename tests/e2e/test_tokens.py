@@ -1,21 +1,28 @@
 """Who may do what, from outside: spellings of a token, scopes, scenarios, episodes, rotation by file, rate, origins."""
 
+import json
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.doubles.upstream import Upstream
 from tests.e2e.server import LIMIT_S, Server, reef, serving, until
 
+DOCS = Path(__file__).parents[2] / "docs"
 CHAT = "/v1/chat/completions"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def status(front: Server, path: str = "/reef/status", **headers: str) -> int:
-    return httpx.get(f"{front.url}{path}", headers=headers, verify=False, timeout=LIMIT_S).status_code
+    """By the standard library, which sends header values other clients refuse to send."""
+    url = httpx.URL(front.url)
+    with closing(HTTPConnection(url.host, url.port, timeout=LIMIT_S)) as connection:
+        connection.request("POST" if path == CHAT else "GET", path, json.dumps(ASK) if path == CHAT else None, headers)
+        return connection.getresponse().status
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -47,17 +54,35 @@ def test_the_scheme_has_no_case_and_the_token_has(front: Server) -> None:
     for scheme in ("bearer", "BEARER", "BeArEr"):
         assert status(front, Authorization=f"{scheme} {token}") == 200
     swapped = token.swapcase()
-    for wrong in (f"Bearer {swapped}", "", "Bearer", f"Basic {token}", f"Bearer{token}", token, f"Bearer {token} x"):
+    words = ("", "Bearer", "Bearer ", f"Basic {token}", f"BearerSecret {token}", f"Bearer{token}", token, f"Bearer {token} x")
+    for wrong in (f"Bearer {swapped}", *words):
         assert status(front, Authorization=wrong) == 401, wrong
+        assert status(front, CHAT, Authorization=wrong) == 401, wrong
+        assert status(front, "/healthz", Authorization=wrong) == status(front, "/readyz", Authorization=wrong) == 200
     assert status(front) == 401 and status(front, "/healthz") == 200
     assert status(front, **{"x-api-key": token}) == 200
     assert status(front, **{"x-api-key": token, "Authorization": "Bearer no"}) == 401
 
 
-@pytest.mark.parametrize("path", ["/reef/harness/releases/0/page", "/reef/status", "/reef/events", "/v1/models", "/metrics"])
-def test_a_token_in_the_query_is_no_token(front: Server, path: str) -> None:
-    for name in ("token", "access_token", "api_key", "key"):
-        assert status(front, f"{path}?{name}={front.token}") == 401
+OPEN = {"/healthz", "/readyz"}
+
+
+def routes() -> list[tuple[str, str]]:
+    """Every route of the HTTP page, with something in each of its places."""
+    rows = re.findall(r"^\| `([A-Z]+)` \| `(/[^`]*)`", (DOCS / "http-api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return [(method, re.sub(r"\{[^}]*\}", "0", path)) for method, path in rows]
+
+
+def test_a_token_in_the_query_is_no_token(front: Server, provider: Upstream) -> None:
+    found = routes()
+    assert len(found) > 40 and ("GET", "/reef/harness/releases/0/page") in found
+    before = front.get("/reef/scenarios")
+    with httpx.Client(base_url=front.url, timeout=LIMIT_S) as nobody:
+        for method, path in found:
+            for name in ("token", "access_token", "api_key", "key"):
+                reply = nobody.request(method, path, params={name: front.token}, json=None if method == "GET" else ASK)
+                assert reply.status_code == (200 if path in OPEN else 401), (method, path, name)
+    assert provider.seen == [] and front.get("/reef/scenarios") == before
 
 
 def test_an_unset_token_variable_refuses_the_start(tmp_path: Path) -> None:
@@ -65,9 +90,11 @@ def test_an_unset_token_variable_refuses_the_start(tmp_path: Path) -> None:
     file.write_text("reef:\n  token: ${REEF_TEST_TOKEN_THAT_IS_NOT_SET}\n")
     ended = reef("serve", "-c", str(file), "--reef.home", str(tmp_path / "h"), "--reef.port", "0")
     assert ended.returncode == 2 and "REEF_TEST_TOKEN_THAT_IS_NOT_SET" in ended.stderr
-    file.write_text("reef:\n  token: ${REEF_TEST_TOKEN_THAT_IS_NOT_SET:-}\n")
-    ended = reef("serve", "-c", str(file), "--reef.home", str(tmp_path / "h"), "--reef.port", "0")
-    assert ended.returncode == 2 and "reef.token" in ended.stderr
+    empty = {"REEF_TEST_TOKEN_THAT_IS_EMPTY": ""}
+    for value in ("${REEF_TEST_TOKEN_THAT_IS_NOT_SET:-}", "${REEF_TEST_TOKEN_THAT_IS_EMPTY}", '""', '" "'):
+        file.write_text(f"reef:\n  token: {value}\n")
+        ended = reef("serve", "-c", str(file), "--reef.home", str(tmp_path / "h"), "--reef.port", "0", **empty)
+        assert ended.returncode == 2 and "reef.token" in ended.stderr, (value, ended.stderr)
 
 
 def test_rotation_scopes_scenarios_and_episodes_without_a_restart(front: Server, provider: Upstream) -> None:

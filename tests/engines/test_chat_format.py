@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 
 from reef_cli.core.errors import InvalidRequest, ModelNotFound, UnsupportedField
 from reef_cli.engines.chat_format import ModelChat
@@ -210,3 +211,29 @@ def test_torch_and_transformers_stay_out(tiny: Path) -> None:
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("token", "special", "always", "with_tools"),
+    [
+        ("[TOOL_CALLS]", True, False, True),
+        ("<|python_tag|>", True, False, True),
+        ("<｜tool▁calls▁begin｜>", False, False, False),
+        ("<|tool_calls_section_begin|>", True, False, True),
+        ("<|channel|>", True, True, True),
+        ("<think>", True, True, True),
+        ("<|unheard|>", True, False, False),
+    ],
+)
+def test_markers_that_are_special_tokens_are_asked_for(
+    tiny: Path, tmp_path: Path, token: str, special: bool, always: bool, with_tools: bool
+) -> None:
+    path = folder(tiny, None, tmp_path / "m")
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    added = [AddedToken(token, special=special, normalized=False)]
+    tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
+    tokenizer.save(str(path / "tokenizer.json"))
+    chat = ModelChat(path)
+    assert (chat.marked_by_special(False), chat.marked_by_special(True)) == (always, with_tools)
+    ids = chat.encode(f"{token}read")
+    assert chat.decode(ids) == ("read" if special else f"{token}read") and chat.decode(ids, False) == f"{token}read"

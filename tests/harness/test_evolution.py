@@ -138,7 +138,7 @@ async def test_no_proposal_is_no_verdict(world: World) -> None:
     assert made.metrics == {
         "samples": 1,
         "reward_mean": 0.0,
-        "reason": "because",
+        "reason": "no proposal: because",
         "mutations": [],
         "policy_updated": False,
     }

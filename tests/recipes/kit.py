@@ -33,6 +33,12 @@ class Letters:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         raise NotImplementedError
 
+    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        raise NotImplementedError
+
+    def marked_by_special(self, tools: bool) -> bool:
+        raise NotImplementedError
+
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedMessage:
         raise NotImplementedError
 

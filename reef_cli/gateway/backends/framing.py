@@ -4,11 +4,12 @@ import re
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from httptools import HttpParserError, HttpResponseParser
+
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: (.*))?", re.DOTALL)
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
-_PLAIN_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
-_LINE_LIMIT = 1 << 14
+_CHUNKED = b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""A head for the parser, after which it takes a body in chunks and nothing behind it."""
 _KNOWN_LINE = 128
 """Bytes of the longest header line that is remembered."""
 
@@ -61,9 +62,9 @@ _known_line = lru_cache(512)(_read_line)
 
 
 class Body(Protocol):
-    """Takes what arrives; gives the body's part of it, and what followed the body's end (None while it goes on)."""
+    """Takes what arrives; gives the body's part of it, and whether bytes followed the body's end (None while it goes on)."""
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes | None]: ...
+    def feed(self, data: bytes) -> tuple[bytes, bool | None]: ...
 
 
 class Counted:
@@ -72,100 +73,44 @@ class Counted:
     def __init__(self, length: int) -> None:
         self._left = length
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+    def feed(self, data: bytes) -> tuple[bytes, bool | None]:
         part = data[: self._left]
         self._left -= len(part)
-        return part, (data[len(part) :] if self._left == 0 else None)
+        return part, (len(data) > len(part) if self._left == 0 else None)
 
 
 class UntilClose:
     """A body that ends with its connection."""
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
+    def feed(self, data: bytes) -> tuple[bytes, bool | None]:
         return data, None
 
 
 class Chunked:
-    """A body in chunks. Extensions and trailers are read over."""
+    """A body in chunks, undone by llhttp. Extensions and trailers are read over."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._left = 0
-        self._closing = 0
-        """How many of the two bytes behind a chunk are still to come."""
-        self._trailing = False
+        self._parts: list[bytes] = []
+        self._done = False
+        self.on_body = self._parts.append
+        self._parser = HttpResponseParser(self)
+        self._parser.feed_data(_CHUNKED)
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
-        fresh = not (self._rest or self._left or self._closing or self._trailing)
-        if fresh and (whole := _one_chunk(data)) is not None:
-            return whole, None
-        buffer = self._rest + data if self._rest else data
-        self._rest = b""
-        parts: list[bytes] = []
-        at, size = _whole_chunks(buffer, parts) if fresh else 0, len(buffer)
-        while at < size:
-            if self._left:
-                part = buffer[at : at + self._left]
-                parts.append(part)
-                at += len(part)
-                self._left -= len(part)
-            elif self._closing:
-                mark = b"\r\n"[2 - self._closing :][: size - at]
-                if buffer[at : at + len(mark)] != mark:
-                    raise ValueError("a chunk does not end where it said")
-                at += len(mark)
-                self._closing -= len(mark)
-            else:
-                end = buffer.find(b"\r\n", at)
-                if end < 0:
-                    self._rest = self._partial(buffer[at:])
-                    break
-                line, at = buffer[at:end], end + 2
-                if self._trailing:
-                    if not line:
-                        return b"".join(parts), buffer[at:]
-                else:
-                    self._begin(line)
-        return (parts[0] if len(parts) == 1 else b"".join(parts)), None
+    def on_message_complete(self) -> None:
+        self._done = True
 
-    def _begin(self, line: bytes) -> None:
-        match = _SIZE.fullmatch(line)
-        if match is None:
-            raise ValueError("the size of a chunk cannot be read")
-        self._left = int(match[1], 16)
-        self._trailing = self._left == 0
-        self._closing = 0 if self._trailing else 2
-
-    @staticmethod
-    def _partial(line: bytes) -> bytes:
-        if len(line) > _LINE_LIMIT:
-            raise ValueError("a line between chunks is too long")
-        return line
-
-
-def _one_chunk(data: bytes) -> bytes | None:
-    """What is in `data` when it is exactly one chunk, as servers that stream events send them."""
-    end = data.find(b"\r\n", 0, 18)
-    if end < 1 or not (digits := data[:end]).isalnum():
-        return None
-    try:
-        size = int(digits, 16)
-    except ValueError:
-        return None
-    return data[end + 2 : -2] if 0 < size == len(data) - end - 4 and data.endswith(b"\r\n") else None
-
-
-def _whole_chunks(data: bytes, parts: list[bytes]) -> int:
-    """Take the chunks in front that came whole and without extensions, as is usual; where they end."""
-    at = 0
-    while (match := _PLAIN_LINE.match(data, at)) is not None:
-        begin = match.end()
-        end = begin + int(match[1], 16)
-        if begin == end or not data.startswith(b"\r\n", end):
-            break
-        parts.append(data[begin:end])
-        at = end + 2
-    return at
+    def feed(self, data: bytes) -> tuple[bytes, bool | None]:
+        surplus = False
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            if not self._done:
+                raise ValueError(f"the chunks of the answer cannot be read: {error}") from error
+            surplus = True
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return body, (surplus if self._done else None)
 
 
 def body_of(head: Head) -> tuple[Body, bool]:

@@ -7,17 +7,41 @@ together equal the unstreamed answer.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from reef_cli.core.ports import ParsedMessage
 from reef_cli.gateway.dialects.canonical import Answered, Piece
 
 THINK, END_THINK = "<think>", "</think>"
-CALL_OPENERS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>", "{", "[")
+CALL_OPENERS = (
+    *("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    *("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
+    *("{", "["),
+)
 """How tool calls start in the formats open models use; brackets count only as the very first thing a model writes."""
 
 _BARE = ("{", "[")
+
+Mode = Literal["text", "reasoning", "between", "held"]
+"""`between`: behind a message in a channel, where nothing but the next header may stand."""
+
+_START, _ANALYSIS, _FINAL = "<|start|>assistant", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+_END, _CHANNEL, _ANOTHER = "<|end|>", "<|channel|>", ("<|start|>", "<|call|>", "<|return|>")
+_MODES: Mapping[str, Mode] = {
+    THINK: "reasoning",
+    END_THINK: "text",
+    _END: "between",
+    _ANALYSIS: "reasoning",
+    _START + _ANALYSIS: "reasoning",
+    _FINAL: "text",
+    _START + _FINAL: "text",
+}
+"""What follows a tag. After any other tag everything waits: it opens a call, or a channel that is read at the end."""
+
+_HEADS = (THINK, _ANALYSIS, _FINAL, _START + _ANALYSIS, _START + _FINAL, _CHANNEL, _ANOTHER[0])
+_LEADING = (*_BARE, *_HEADS)
 
 
 class LiveText:
@@ -27,8 +51,9 @@ class LiveText:
         self._read = read
         self._openers = CALL_OPENERS if tools else ()
         self._choice = choice
-        self._mode: Literal["text", "reasoning", "held"] = "reasoning" if thinking else "text"
+        self._mode: Mode = "reasoning" if thinking else "text"
         self._thought = thinking
+        self._channels = False
         self._buffer = ""
         self.raw = ""
         self.text = ""
@@ -47,29 +72,40 @@ class LiveText:
         """Send what is certain; True when the mode changed and there may be more."""
         if self._mode == "held":
             return False
-        tags = (END_THINK,) if self._mode == "reasoning" else self._tags()
-        at, tag = _first(self._buffer, tags)
-        if tag is None:
-            self._send(len(self._buffer) - _maybe(self._buffer, tags), pieces)
+        tags = self._tags()
+        at, tag = _first(self._buffer, tags, () if self._channels else _LEADING)
+        if tag is None or any(len(one) > len(self._buffer) - at and one.startswith(self._buffer[at:]) for one in tags):
+            self._send(min(at, len(self._buffer) - _maybe(self._buffer, tags)), pieces)
             return False
         self._send(at, pieces)
-        if tag not in (THINK, END_THINK):
+        if tag not in _MODES:
             self._mode = "held"
         if self._mode == "held":
             return False
         self._buffer = self._buffer.lstrip()[len(tag) :]
-        self._mode, self._thought = ("reasoning" if tag == THINK else "text"), True
+        self._channels = self._channels or tag not in (THINK, END_THINK)
+        self._mode, self._thought = _MODES[tag], True
         return True
 
     def _tags(self) -> tuple[str, ...]:
-        """Tags that may come next: reasoning only before anything else, brackets only as the first thing."""
+        """Tags that may come next: reasoning only before anything else, brackets only as the first thing. Who begins in
+        channels goes on in them."""
+        if self._mode == "between":
+            return (_START + _FINAL, _FINAL, _CHANNEL, *_ANOTHER)
+        if self._channels:
+            return (_END, *_ANOTHER)
+        if self._mode == "reasoning":
+            return (END_THINK,)
         openers = tuple(opener for opener in self._openers if not (self.text and opener in _BARE))
-        return openers if self.text or self._thought else (THINK, *openers)
+        return openers if self.text or self._thought else (*_HEADS, *openers)
 
     def _send(self, end: int, pieces: list[Piece]) -> None:
         """Send the buffer up to `end` without the blanks at its end, which the parser may drop."""
         ready = self._buffer[:end].rstrip()
         if not ready:
+            return
+        if self._mode == "between":
+            self._mode = "held"
             return
         rest = self._buffer[len(ready) :]
         kind: Literal["text", "reasoning"] = "reasoning" if self._mode == "reasoning" else "text"
@@ -100,6 +136,9 @@ class LiveText:
             pieces.append(Piece("reasoning", reasoning[len(self.reasoning) :], choice=self._choice))
         if content.startswith(self.text) and len(content) > len(self.text):
             pieces.append(Piece("text", content[len(self.text) :], choice=self._choice))
+        elif not content.startswith(self.text) and not answer.tool_calls and self._buffer.strip():
+            # Read to its end the answer is another one than what is out; the rest goes as it stands.
+            pieces.append(Piece("text", self._buffer, choice=self._choice))
         for index, call in enumerate(answer.tool_calls):
             function = call["function"]
             pieces.append(Piece("call", number=index, id=call["id"], name=function["name"], choice=self._choice))
@@ -107,13 +146,13 @@ class LiveText:
         return pieces
 
 
-def _first(text: str, tags: Sequence[str]) -> tuple[int, str | None]:
-    """The earliest tag in the text; brackets count only at its start."""
+def _first(text: str, tags: Sequence[str], leading: Sequence[str]) -> tuple[int, str | None]:
+    """The earliest tag in the text; those that lead an answer count only at its start."""
     best: tuple[int, str | None] = (len(text), None)
     lead = len(text) - len(text.lstrip())
     for tag in tags:
         at = text.find(tag)
-        if at >= 0 and (at, -len(tag)) < (best[0], -len(best[1] or "")) and (tag not in _BARE or at == lead):
+        if at >= 0 and (at, -len(tag)) < (best[0], -len(best[1] or "")) and (tag not in leading or at == lead):
             best = (at, tag)
     return best
 

@@ -17,6 +17,7 @@ from reef_cli.core.types import Release, Surface
 from reef_cli.gateway import dialects
 from reef_cli.gateway.backends import plan as planning
 from reef_cli.gateway.backends.fan import fan_in
+from reef_cli.gateway.backends.history import History
 from reef_cli.gateway.backends.live import LiveText
 from reef_cli.gateway.backends.plan import Plan
 from reef_cli.gateway.call import Call
@@ -62,11 +63,12 @@ class LocalBackend:
         self._chat = chat
         self._model = model
         self._shadows = shadows
+        self._history = History(chat)
         self._context_length = min(context_length or chat.context_length, chat.context_length)
 
     async def serve(self, call: Call) -> StreamResponse:
         request = dialects.parse(call.dialect, call.body)
-        plan = planning.plan(request, self._chat, self._context_length)
+        plan = planning.plan(request, self._chat, self._history, self._context_length)
         unheard = (request.called("reasoning_effort"),) if request.options.reasoning_effort else ()
         call.context.leave_out((*request.left_out, *unheard))
         if not request.stream:
@@ -91,6 +93,7 @@ class LocalBackend:
         outcome = self.outcome(call, plan, completions, answers)
         if completions[0].finish == "abort":
             raise EngineError("the engine aborted the answer")
+        self.remember(call, plan, completions)
         await record(call, outcome, plan.request.messages)
         self.offer(call, plan, completions[0])
         body = dialects.encode(call.envelope(len(plan.prompt_ids)), plan.request, answers)
@@ -146,6 +149,12 @@ class LocalBackend:
             weight_version=first.spans[-1].version if first.spans else None,
             extra=planning.training_facts(plan.sampling),
         )
+
+    def remember(self, call: Call, plan: Plan, completions: Sequence[Completion]) -> None:
+        """Keep the tokens for the next turn, unless nothing of the request is to be kept."""
+        if plan.prompt is not None and call.receipt is not None:
+            for completion in completions:
+                self._history.remember(plan.prompt, completion.output_ids)
 
     def offer(self, call: Call, plan: Plan, completion: Completion) -> None:
         """Let a shadow answer the same, after the client."""
@@ -267,6 +276,7 @@ class _Streaming:
                 live = self.lives.get(choice) or self.backend.live(self.plan, choice)
                 out.extend(self.encoder.push(piece) for piece in live.rest(answer))
         await self.stream.send(b"".join(out))
+        self.backend.remember(self.call, self.plan, completions)
         await record(self.call, outcome, self.plan.request.messages)
         await self.stream.send(self.encoder.finish(answers))
         self.backend.offer(self.call, self.plan, completions[0])

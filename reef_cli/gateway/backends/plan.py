@@ -11,6 +11,7 @@ from typing import Any
 from reef_cli.core.errors import ContextOverflow, InvalidRequest, UnsupportedField
 from reef_cli.core.ports import ChatTemplate, Completion, ParsedMessage, Sampling
 from reef_cli.core.types import TokenTrace
+from reef_cli.gateway.backends.history import History, Prompt
 from reef_cli.gateway.backends.live import THINK, LiveText, thinks
 from reef_cli.gateway.dialects.canonical import Answered, ChatRequest, Finish, Options, TokenScore, Usage, tool_call
 from reef_cli.gateway.dialects.completions import DEFAULT_MAX_TOKENS
@@ -32,6 +33,8 @@ class Plan:
     sampling: Sampling
     tools: Sequence[Mapping[str, Any]]
     thinking: bool = False
+    prompt: Prompt | None = None
+    """Of a conversation: what an answer to it is remembered with."""
 
     def samplings(self) -> list[Sampling]:
         """One per answer; with a seed each answer has its own."""
@@ -40,24 +43,26 @@ class Plan:
         return [replace(self.sampling, seed=None if seed is None else seed + number) for number in range(count)]
 
 
-def plan(request: ChatRequest, chat: ChatTemplate, context_length: int) -> Plan:
+def plan(request: ChatRequest, chat: ChatTemplate, history: History, context_length: int) -> Plan:
     """Check, render and limit. Raises `UnsupportedField`, `InvalidRequest`, `ContextOverflow`."""
     _refuse(request)
     tools = () if request.options.tool_choice == "none" else request.tools
-    ids = _prompt(request, chat, tools)
+    prompt = None if request.prompt is not None else history.prompt(request.messages, tools)
+    ids = prompt.ids if prompt is not None else _raw(request.prompt or "", chat)
     room = context_length - len(ids)
     if room < 1:
         raise overflow(len(ids), context_length, request.dialect)
     default = DEFAULT_MAX_TOKENS if request.dialect == "completions" else room
     most = min(request.options.max_tokens or default, room)
     thinking = request.prompt is None and thinks(chat.decode(ids[-_TAIL_TOKENS:], skip_special_tokens=False))
-    return Plan(request, ids, sampling_of(request.options, most), tools, thinking)
+    sampling = sampling_of(request.options, most)
+    if prompt is not None and chat.marked_by_special(bool(tools)):
+        sampling = replace(sampling, skip_special_tokens=False)
+    return Plan(request, ids, sampling, tools, thinking, prompt)
 
 
-def _prompt(request: ChatRequest, chat: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-    if request.prompt is None:
-        return chat.render(request.messages, tools)
-    ids = chat.encode(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
+def _raw(prompt: str | Sequence[int], chat: ChatTemplate) -> Sequence[int]:
+    ids = chat.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if not ids:
         raise InvalidRequest("The prompt is empty.", param="prompt")
     return ids

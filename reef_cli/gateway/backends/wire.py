@@ -208,7 +208,7 @@ class _Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if error is None and self._answer is not None and isinstance(self._body, UntilClose):
-            self._finish(b"")
+            self._finish(False)
         idle = self.since > 0 and not self._rest and self.loop.time() - self._heard < _CLOSED_IDLE_S
         kind = ClosedIdle if idle and self._head is not None else BrokenOff
         self._fail(kind("the connection was closed"))
@@ -257,7 +257,7 @@ class _Connection(asyncio.Protocol):
         if surplus is not None:
             self._finish(surplus)
 
-    def _finish(self, surplus: bytes) -> None:
+    def _finish(self, surplus: bool) -> None:
         """The answer is whole. Bytes nobody asked for spoil the connection."""
         answer, self._answer = self._answer, None
         assert answer is not None

@@ -88,12 +88,13 @@ def update(session: Session, args: argparse.Namespace) -> int:
 
 
 def setup(session: Session, args: argparse.Namespace) -> int:
-    """Check off a service or permission that a person has seen to."""
+    """Check off a service or permission that a person has seen to, also before the release that asks for it is installed."""
     known = {requires.label(item) for item in session.spec.get("requires", ())}
-    if args.item not in known:
+    if args.item not in known and not requires.confirmable(args.item):
         raise Refused(f"{args.item!r} is not asked for", f"asked for: {', '.join(sorted(known)) or 'nothing'}", 3)
     put_json(session.place.setup, sorted({*get_json(session.place.setup, []), args.item}))
-    say(f"noted: {args.item}")
+    later = "" if args.item in known else f"; {session.spec['release_id'] or 'what is installed'} does not ask for it"
+    say(f"noted: {args.item}{later}")
     return 0
 
 

@@ -23,6 +23,12 @@ def label(item: Mapping[str, str]) -> str:
     return f"{item['kind']} {item['name']}"
 
 
+def confirmable(item: str) -> bool:
+    """Whether a label is of a kind that a person checks off."""
+    kind, _, name = item.partition(" ")
+    return kind in ("service", "permission") and bool(name.strip())
+
+
 def explain(items: Sequence[Mapping[str, str]], wrapper: str) -> str:
     """What is missing and what to do, a line each."""
     todo = {
