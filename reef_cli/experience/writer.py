@@ -12,6 +12,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -24,10 +25,10 @@ GROUP = 512
 """Units per transaction: beyond this the rate no longer rises, only the wait of the first unit."""
 GATHER_S = 0.001
 """How long a group gathers at most, until it is as large as the last one. Where one unit came alone, the next never waits."""
-CHECKPOINT_IDLE = 16 << 20
-CHECKPOINT_NOW = 128 << 20
-"""Bytes of write-ahead log after which it is folded into the database: when the queue is empty, and in any case."""
-_BYTES_PER_CHANGE = 4096
+FOLD = 32 << 20
+FOLD_NOW = 256 << 20
+"""Bytes of write-ahead log after which it is folded into the database: beside the writer, and before it goes on."""
+_PAGE = 4096
 _STORAGE_CODES = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -107,7 +108,8 @@ class Writer:
         self._closed = False
         self._crowd = 1
         """Units of the last group."""
-        self._checkpointed = connection.total_changes
+        self._folding: threading.Thread | None = None
+        self._folded = self._written()
         self._thread = threading.Thread(target=self._run, name="experience-writer", daemon=True)
         self._thread.start()
 
@@ -172,7 +174,9 @@ class Writer:
                 self._deliver(units)
                 # Dropped now: the next wait may be long, and units hold whole bodies.
                 units.clear()
-            self._checkpoint(idle=self._queue.empty())
+            self._fold()
+        if self._folding is not None:
+            self._folding.join()
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
@@ -250,15 +254,44 @@ class Writer:
         if any(unit.error is None for unit in units):
             self._committed()
 
-    def _checkpoint(self, *, idle: bool) -> None:
-        grown = (self._connection.total_changes - self._checkpointed) * _BYTES_PER_CHANGE
-        if grown < (CHECKPOINT_IDLE if idle else CHECKPOINT_NOW):
+    def _written(self) -> tuple[int, int]:
+        """Rows changed and pages there are: each says how much the write-ahead log has grown, for small rows and for large."""
+        return self._connection.total_changes, int(self._connection.execute("PRAGMA page_count").fetchone()[0])
+
+    def _fold(self) -> None:
+        """Fold a long write-ahead log in on a thread of its own, since that takes a while; what came meanwhile is then little.
+
+        The last of it is folded here, where nothing is written meanwhile: only then does the log begin anew.
+        """
+        changes, pages = self._written()
+        grown = _PAGE * max(changes - self._folded[0], pages - self._folded[1])
+        if grown < FOLD or (self._folding is not None and self._folding.is_alive() and grown < FOLD_NOW):
             return
-        self._checkpointed = self._connection.total_changes
-        try:
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        except sqlite3.Error as error:
-            log.warning("the write-ahead log could not be folded in: %s", error)
+        if self._folding is None:
+            (_, _, file), *_ = self._connection.execute("PRAGMA database_list")
+            self._folding = threading.Thread(target=_fold_beside, args=(file,), name="experience-fold", daemon=True)
+            self._folding.start()
+            return
+        self._folding.join()
+        self._folding, self._folded = None, (changes, pages)
+        _checkpoint(self._connection)
+
+
+def _fold_beside(file: str) -> None:
+    """Fold in what the write-ahead log holds now, through a connection of its own: the writer is not kept waiting by it."""
+    try:
+        with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+            connection.execute("PRAGMA cache_size = -64")
+            _checkpoint(connection)
+    except sqlite3.Error as error:
+        log.warning("the write-ahead log could not be folded in beside the writer: %s", error)
+
+
+def _checkpoint(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    except sqlite3.Error as error:
+        log.warning("the write-ahead log could not be folded in: %s", error)
 
 
 def _settle(units: list[_Unit]) -> None:

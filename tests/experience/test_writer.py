@@ -12,7 +12,7 @@ import pytest
 from reef_cli.core.errors import Draining, InvalidRequest, StorageError
 from reef_cli.core.types import Inference
 from reef_cli.experience.log import ExperienceLog
-from reef_cli.experience.writer import Writer, connect
+from reef_cli.experience.writer import Writer, _fold_beside, connect
 
 Make = Callable[..., Inference]
 
@@ -260,3 +260,38 @@ async def test_a_record_that_cannot_be_placed_takes_no_other_with_it(path: Path,
     assert [log.get("s1", record.id) for record in (before, broken, after, apart)] == [before, None, after, apart]
     assert log.counts("s1")["inferences"] == 5
     log.close()
+
+
+async def test_a_long_log_is_folded_in_while_the_writer_goes_on(
+    connection: sqlite3.Connection, hooks: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reef_cli.experience.writer.FOLD", 1 << 20)
+    monkeypatch.setattr("reef_cli.experience.writer.FOLD_NOW", 4 << 20)
+    gate, began = threading.Event(), threading.Event()
+
+    def gated(file: str) -> None:
+        began.set()
+        assert gate.wait(20)
+        _fold_beside(file)
+
+    monkeypatch.setattr("reef_cli.experience.writer._fold_beside", gated)
+    writer = Writer(connection, hooks, hooks.committed)
+    number = 0
+    while not began.is_set():
+        number = await writer.call(insert(number + 1, 100_000))
+    assert 10 <= number < 20
+    for _ in range(10):
+        number = await writer.call(insert(number + 1, 100_000))
+    assert (tmp_path / "x.db").stat().st_size < 1 << 20, "folding has not begun, and nobody waited for it"
+    more = [asyncio.ensure_future(writer.call(insert(n, 100_000))) for n in range(number + 1, number + 60)]
+    await asyncio.wait(more, timeout=0.3)
+    late = asyncio.ensure_future(writer.call(insert(500)))
+    await asyncio.wait([late], timeout=0.3)
+    assert not late.done(), "the log does not grow without end: now the writer waits"
+    gate.set()
+    await asyncio.gather(late, *more)
+    await writer.call(insert(501))
+    assert (tmp_path / "x.db").stat().st_size > 4 << 20
+    await asyncio.to_thread(writer.close)
+    assert rows(tmp_path) == [*range(1, number + 60), 500, 501]
+    assert not (tmp_path / "x.db-wal").exists()
