@@ -237,15 +237,15 @@ def test_a_reporter_that_was_killed_leaves_its_run_to_the_next(
 
 
 def test_a_report_belongs_to_its_scenario(front: Server, provider: Upstream, home: Path, into: Install) -> None:
-    for scenario in ("mine", "other"):
+    for scenario in ("here", "beside-it"):
         propose(front, scenario, RULES)
         assert into(scenario).returncode == 0
     names = {path.name for path in (home / ".local/bin").iterdir()}
-    assert names == {"reef-native", "reef-native-other"}, "the second one has a name of its own"
+    assert names == {"reef-native", "reef-native-beside-it"}, "the second one has a name of its own"
     for name in sorted(names):
         assert wrapper(home, "-p", "hello", name=name).returncode == 0
-    assert wrapper(home, "report", "--score", "1", name="reef-native-other").returncode == 0
-    assert cited(front, "mine") == [] and cited(front, "other") == [exchanges(front, "other")]
-    assert len(exchanges(front, "mine")) == len(exchanges(front, "other")) == 1
+    assert wrapper(home, "report", "--score", "1", name="reef-native-beside-it").returncode == 0
+    assert cited(front, "here") == [] and cited(front, "beside-it") == [exchanges(front, "beside-it")]
+    assert len(exchanges(front, "here")) == len(exchanges(front, "beside-it")) == 1
     assert wrapper(home, "report", "--score", "1").returncode == 0
-    assert cited(front, "mine") == [exchanges(front, "mine")] and len(cited(front, "other")) == 1
+    assert cited(front, "here") == [exchanges(front, "here")] and len(cited(front, "beside-it")) == 1
