@@ -330,6 +330,9 @@ async def test_other_protocols_are_not_switched_to() -> None:
         await asyncio.sleep(0.02)
         wire.writer.write(b"c\r\n0\r\n\r\n")
         assert (await wire.answer())[2] == b"POST /2  abc"
+        wire.writer.write((b"GET /n HTTP/1.1\r\n" + upgrade + b"\r\n") * 1500)
+        for _ in range(1500):
+            assert (await wire.answer())[2] == b"GET /n  "
         wire.writer.write(b"GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
         assert (await wire.answer())[2] == b"GET /ws  "
         await wire.close()

@@ -7,12 +7,12 @@ after the answer, for a while, so that the answer is not lost with it.
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from multidict import CIMultiDict
 
-from reef_cli.gateway.http.messages import READ_AHEAD, Body, Request, Response, StreamResponse, as_transport, spell, status_line
+from reef_cli.gateway.http.messages import READ_AHEAD, Body, Request, Response, StreamResponse, spell, status_line
 
 if TYPE_CHECKING:
     from reef_cli.gateway.http.listening import Listener
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
     # -- what asyncio calls --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = as_transport(transport)
+        self.transport = cast(asyncio.Transport, transport)
         self._listener.connections.add(self)
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -82,18 +82,16 @@ class Connection(asyncio.Protocol):
             self._drain.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None or self._refused:
-            return
-        try:
-            self._parser.feed_data(data)
-        except HttpParserUpgrade as upgrade:
-            # No other protocol is spoken here: what follows is read as if none had been asked for.
-            self._stay()
-            if rest := data[upgrade.args[0] :]:
-                self.data_received(rest)
-                return
-        except HttpParserError as error:
-            self._refuse(type(error).__name__, "the bytes sent are no HTTP/1.1 request")
+        while data and self._parser is not None and not self._refused:
+            try:
+                self._parser.feed_data(data)
+                break
+            except HttpParserUpgrade as upgrade:
+                # No other protocol is spoken here: what follows is read as if none had been asked for.
+                self._stay()
+                data = data[upgrade.args[0] :]
+            except HttpParserError as error:
+                self._refuse(type(error).__name__, "the bytes sent are no HTTP/1.1 request")
         if self._head_size > HEAD_LIMIT and self._coming is None:
             self._refuse("too long", f"the head of the request is longer than {HEAD_LIMIT} bytes")
         if self.task is None and self._waiting and not self._lingering:

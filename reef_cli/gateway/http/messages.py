@@ -7,7 +7,7 @@ came.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from multidict import CIMultiDict, MultiDictProxy
 from yarl import URL
@@ -283,7 +283,3 @@ def spell(start: str, headers: CIMultiDict[str], rest: str) -> bytes:
     if text.count("\n") != ends or text.count("\r") != ends:
         raise ValueError("a header holds a line end")
     return text.encode("utf-8", "surrogateescape")
-
-
-def as_transport(transport: asyncio.BaseTransport) -> asyncio.Transport:
-    return cast(asyncio.Transport, transport)
