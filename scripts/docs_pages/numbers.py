@@ -25,14 +25,31 @@ def table(folder: Path) -> str:
 
 
 def _where(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Cores and load, and the commits; of every run where a file keeps runs of several days."""
+    runs = [run for run in _runs(result) if isinstance(run.get("machine"), Mapping)] or [result]
+    facts = [_facts(run) for run in runs]
+    cores = sorted({str(cores) for cores, _, _ in facts if cores})
+    loads = [load for _, load, _ in facts if load is not None]
+    commits = dict.fromkeys(commit for _, _, commit in facts if commit)
+    shown = [f"{min(loads):.1f}", *([f"{max(loads):.1f}"] if max(loads) - min(loads) >= 0.1 else [])] if loads else []
+    parts = [f"{' or '.join(cores)} cores" if cores else "", f"load {' to '.join(shown)}" if shown else ""]
+    return ", ".join(part for part in parts if part), ", ".join(commits)
+
+
+def _runs(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = result.get("cells") or result.get("arms") or result.get("runs")
+    runs = list(found.values()) if isinstance(found, Mapping) else found if isinstance(found, list) else []
+    return [run for run in runs if isinstance(run, Mapping)]
+
+
+def _facts(result: Mapping[str, Any]) -> tuple[Any, float | None, str]:
     machine = result.get("machine")
     nested = machine if isinstance(machine, Mapping) else {}
     cores = nested.get("cores") or nested.get("cpus") or result.get("cpus")
     load = result.get("load", result.get("load_before", nested.get("load", nested.get("load_average"))))
     load = load[0] if isinstance(load, list) else str(load).split()[0] if load is not None else None
     commit = str(result.get("commit") or nested.get("commit") or "")
-    parts = [f"{cores} cores" if cores else "", f"load {float(load):.1f}" if load is not None else ""]
-    return ", ".join(part for part in parts if part), commit[:7]
+    return cores, None if load is None else float(load), commit[:7]
 
 
 def _gateway(result: Any) -> Iterator[Row]:
