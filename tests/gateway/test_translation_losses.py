@@ -6,6 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
+from reef_cli.core.errors import InvalidRequest
+from reef_cli.gateway import dialects
 from tests.gateway.inference_kit import API, PATHS, ask, local, only, payloads, post, relaying, stored, with_tool
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -188,3 +190,10 @@ async def test_reasoning_that_is_signed_but_unsaid_goes_back_to_its_provider(tmp
         assert (await post(made, PATHS["chat"], {"model": "m", "messages": turns}))[0] == 200
         block = up.seen[0].body["messages"][1]["content"][0]
         assert block == {"type": "thinking", "thinking": "", "signature": "c2ln"}
+
+
+@pytest.mark.parametrize("include", [1.5, "message.output_text.logprobs", {"a": 1}, [1], True])
+def test_an_include_that_is_no_list_of_names_is_refused_by_name(include: Any) -> None:
+    with pytest.raises(InvalidRequest, match="`include` must be an array of strings") as caught:
+        dialects.parse("responses", {"model": "m", "input": "hi", "include": include})
+    assert caught.value.details["param"] == "include"

@@ -300,6 +300,13 @@ class Fields:
         )
         return value or []
 
+    def texts(self, name: str) -> list[str]:
+        """A list of strings; absent and null count as empty."""
+        value = self._get(
+            name, lambda v: isinstance(v, list) and all(isinstance(item, str) for item in v), "an array of strings"
+        )
+        return value or []
+
     def stop(self, name: str) -> tuple[str, ...]:
         value = self.body.get(name)
         if value is None:

@@ -80,7 +80,7 @@ def parse(body: Body) -> ChatRequest:
 
 def _refuse_logprobs(fields: Fields) -> None:
     """What else `include` may name are parts of tools and reasoning that only a provider of this dialect has."""
-    if "message.output_text.logprobs" in (fields.body.get("include") or ()):
+    if "message.output_text.logprobs" in fields.texts("include"):
         raise UnsupportedField("`include` of log-probs cannot be served here.", hint="Chat completions can.", param="include")
 
 
