@@ -55,7 +55,9 @@ def test_replicas_share_the_talks_and_get_the_same_weights(tiny_model: Path, tmp
             assert (job["state"], job["outcome"]) == ("settled", "select"), job
             until(lambda: server.head() == job["release_id"], "the release", LIMIT_S)
             grown(answers, 16)
-        assert {release for _, _, release in answers} == {first, job["release_id"]}
+        # On a slow machine the quiet stream may have been judged meanwhile, which makes a release of its own.
+        chain = {row["release_id"] for row in server.releases()}
+        assert {first, job["release_id"]} <= {release for _, _, release in answers} <= chain
         spent = {pid: sum(psutil.Process(pid).cpu_times()[:2]) for pid in family}
         assert min(spent.values()) > 0.2 * max(spent.values()), "both engines worked"
         texts = {server.greedy(headers_of(number)) for number in range(2)}
@@ -64,9 +66,9 @@ def test_replicas_share_the_talks_and_get_the_same_weights(tiny_model: Path, tmp
         for _, receipt, release in answers:
             record = server.get(f"/reef/scenarios/default/records/{receipt}")
             spans = [span["version"] for span in record["tokens"]["spans"]]
-            assert record["complete"] and len(spans) <= 2
+            assert record["complete"] and len(spans) <= len(chain)
             versions.update(spans)
-        assert set(versions) == {"base", f"default@{job['release_id']}"}
+        assert {"base", f"default@{job['release_id']}"} <= set(versions) <= {"base", *(f"default@{one}" for one in chain)}
 
 
 def headers_of(number: int) -> str:
