@@ -263,6 +263,15 @@ def compact(content: Any) -> Any:
     return content
 
 
+def _objects(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    for item in value:  # noqa: SIM110 - every message of every request comes by here
+        if not isinstance(item, dict):
+            return False
+    return True
+
+
 class Fields:
     """Reads the optional scalars of a body and says which one has the wrong type."""
 
@@ -295,9 +304,7 @@ class Fields:
 
     def objects(self, name: str) -> list[dict[str, Any]]:
         """A list of objects; absent and null count as empty."""
-        value = self._get(
-            name, lambda v: isinstance(v, list) and all(isinstance(item, dict) for item in v), "an array of objects"
-        )
+        value = self._get(name, _objects, "an array of objects")
         return value or []
 
     def texts(self, name: str) -> list[str]:

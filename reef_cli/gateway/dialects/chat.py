@@ -123,14 +123,13 @@ def _is_function(tool: dict[str, Any]) -> bool:
 
 def _message(message: dict[str, Any], index: int) -> Message:
     role, content = message.get("role"), message.get("content")
-    where = f"messages[{index}]"
     if role not in ROLES:
-        raise InvalidRequest(f"`{where}.role` must be one of {', '.join(ROLES)}.", param=where)
+        raise _wrong(index, "role", f"one of {', '.join(ROLES)}")
     if not (content is None or isinstance(content, str) or _parts(content)):
-        raise InvalidRequest(f"`{where}.content` must be a string, an array of parts or null.", param=where)
+        raise _wrong(index, "content", "a string, an array of parts or null")
     calls = message.get("tool_calls")
     if calls is not None and not (isinstance(calls, list) and all(_is_call(call) for call in calls)):
-        raise InvalidRequest(f"`{where}.tool_calls` must be an array of function calls.", param=where)
+        raise _wrong(index, "tool_calls", "an array of function calls")
     if isinstance(content, list):
         content = compact([{"type": "text", "text": part} if isinstance(part, str) else part for part in content])
     if content is None and isinstance(message.get("refusal"), str):
@@ -139,6 +138,11 @@ def _message(message: dict[str, Any], index: int) -> Message:
     if "reasoning" in read and isinstance(read["reasoning"], str):
         read["reasoning_content"] = read.get("reasoning_content") or read.pop("reasoning")
     return read
+
+
+def _wrong(index: int, member: str, kind: str) -> InvalidRequest:
+    where = f"messages[{index}]"
+    return InvalidRequest(f"`{where}.{member}` must be {kind}.", param=where)
 
 
 def _parts(content: Any) -> bool:
