@@ -8,8 +8,8 @@ the ratios within one run. `direct` are the clients at the provider itself: a cl
 milliseconds finds two chunks whatever stands between. `raw` passes bytes on and knows nothing of them: what it takes for a
 chunk is the system's and the event loop's.
 
-The aims in microseconds were set on a machine where a plain proxy took 149 for a request and 4.2 for a chunk. Machines differ by
-more than that, and one machine from hour to hour: the same aims as multiples of the plain proxy of the same run stand beside.
+The aims in microseconds were set on a machine where a plain proxy took 149 for a request and 4.2 for a chunk. Machines differ
+by more than that, and one machine from hour to hour, so the same aims stand beside as multiples of the run's own plain proxy.
 """
 
 import argparse
