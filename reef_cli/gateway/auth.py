@@ -1,7 +1,7 @@
 """Who may ask for what: bearer tokens, their scopes, and their rotation without a restart.
 
-Tokens are kept and compared as SHA-256 digests, every one of them on every request with `hmac.compare_digest`, so that neither
-the time an answer takes nor a memory dump of this object tells a token. The token file holds one grant a line,
+Tokens are kept as SHA-256 digests and found by the digest of what a request presents, so that neither the time an answer takes
+nor a memory dump of this object tells a token. The token file holds one grant a line,
 `TOKEN [scopes=infer,report] [scenario=NAME] [episode=NAME] [expires=UNIX_SECONDS]`; it is read again when it changes and on
 SIGHUP.
 Knows nothing of routes: `gateway.app` says which scope a path needs.

@@ -251,6 +251,34 @@ async def test_a_slow_reader_makes_the_handler_wait() -> None:
         await wire.close()
 
 
+async def test_everybody_who_waits_for_a_slow_reader_goes_on() -> None:
+    """The writer of a stream and its keep-alive may both wait; one of them may be cancelled."""
+
+    async def flood(request: Request) -> StreamResponse:
+        response = StreamResponse()
+        await response.prepare(request)
+        (one,) = listener.connections
+        while not one._choked:
+            response._sure().transport.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            await asyncio.sleep(0)
+        waiting = [asyncio.create_task(response.write(b"")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        waiting[1].cancel()
+        choked.set()
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(one) for one in done] == [type(None), asyncio.CancelledError, type(None)]
+        await response.write(b"the end")
+        return response
+
+    choked = asyncio.Event()
+    async with listening(flood) as (listener, port):
+        wire = await Wire.open(port, GET)
+        await asyncio.wait_for(choked.wait(), 10)
+        _, _, body = await asyncio.wait_for(wire.answer(), 20)
+        assert body.endswith(b"the end")
+        await wire.close()
+
+
 async def test_a_client_that_leaves_cancels_its_handler() -> None:
     ends: list[str] = []
     running = asyncio.Event()

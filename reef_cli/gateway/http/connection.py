@@ -51,7 +51,8 @@ class Connection(asyncio.Protocol):
         self._resuming = False
         self._choked = False
         """Whether the client reads slower than is written."""
-        self._drain: asyncio.Future[None] | None = None
+        self._drains: list[asyncio.Future[None]] = []
+        """Who waits for that: an answer's own writer, and its keep-alive."""
         self._gone = False
 
     # -- what asyncio calls --------------------------------------------------------------------------------------------
@@ -68,8 +69,10 @@ class Connection(asyncio.Protocol):
         gone = ConnectionResetError("the client is gone")
         if self._coming is not None:
             self._coming.body.end(gone)
-        if self._drain is not None and not self._drain.done():
-            self._drain.set_exception(gone)
+        for waiter in self._drains:
+            if not waiter.done():
+                waiter.set_exception(gone)
+        self._drains.clear()
         if self.task is not None:
             self.task.cancel()
 
@@ -78,8 +81,10 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._choked = False
-        if self._drain is not None and not self._drain.done():
-            self._drain.set_result(None)
+        for waiter in self._drains:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._drains.clear()
 
     def data_received(self, data: bytes) -> None:
         while data and self._parser is not None and not self._refused:
@@ -272,8 +277,9 @@ class Connection(asyncio.Protocol):
         if self._gone or self.transport.is_closing():
             raise ConnectionResetError("the client is gone")
         if self._choked:
-            self._drain = self._loop.create_future()
-            await self._drain
+            waiter = self._loop.create_future()
+            self._drains.append(waiter)
+            await waiter
 
     def head(self, request: Request, response: StreamResponse, framing: str) -> bytes:
         listener = self._listener
