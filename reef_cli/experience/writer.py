@@ -174,7 +174,13 @@ class Writer:
                 self._deliver(units)
                 # Dropped now: the next wait may be long, and units hold whole bodies.
                 units.clear()
-            self._fold()
+            try:
+                self._fold()
+            except (
+                sqlite3.Error,
+                RuntimeError,
+            ) as error:  # a disk that fails, or no thread to be had: the next group tries again
+                log.warning("the write-ahead log was not folded in: %s", error)
         if self._folding is not None:
             self._folding.join()
         try:

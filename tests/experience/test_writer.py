@@ -295,3 +295,23 @@ async def test_a_long_log_is_folded_in_while_the_writer_goes_on(
     await asyncio.to_thread(writer.close)
     assert rows(tmp_path) == [*range(1, number + 60), 500, 501]
     assert not (tmp_path / "x.db-wal").exists()
+
+
+async def test_a_log_that_cannot_be_folded_in_ends_no_writer(
+    connection: sqlite3.Connection,
+    hooks: Recorder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer = Writer(connection, hooks, hooks.committed)
+
+    def failing(_: Writer) -> tuple[int, int]:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Writer, "_written", failing)
+    for number in range(3):
+        assert await asyncio.wait_for(writer.call(insert(number)), 5) == number
+    await asyncio.to_thread(writer.close)
+    assert rows(tmp_path) == [0, 1, 2]
+    assert "the write-ahead log was not folded in: disk I/O error" in caplog.text
