@@ -176,10 +176,8 @@ class Writer:
                 units.clear()
             try:
                 self._fold()
-            except (
-                sqlite3.Error,
-                RuntimeError,
-            ) as error:  # a disk that fails, or no thread to be had: the next group tries again
+            except (sqlite3.Error, RuntimeError) as error:
+                # A disk that fails, or no thread to be had: the next group tries again.
                 log.warning("the write-ahead log was not folded in: %s", error)
         if self._folding is not None:
             self._folding.join()
